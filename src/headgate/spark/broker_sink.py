@@ -6,6 +6,7 @@ Never: import anything at module level but pyspark, the standard library, `headg
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -74,9 +75,9 @@ class BrokerDataSource(HeadgateDataSource):
         writer: DataSourceStreamWriter = self.stream_writer(self._sink(schema))
         return writer
 
+    @abstractmethod
     def _sink(self, schema: StructType) -> Any:
         """Return what to write and where to, checked."""
-        raise NotImplementedError
 
 
 class BatchWriter(DataSourceArrowWriter):

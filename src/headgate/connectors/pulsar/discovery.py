@@ -11,8 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 from headgate.connectors.pulsar.admin import PulsarAdmin
 from headgate.connectors.pulsar.client import NAME
-from headgate.connectors.pulsar.event_times import EventTimes
+from headgate.connectors.pulsar.event_times import position_at
 from headgate.connectors.pulsar.ledgers import Ledgers
+from headgate.connectors.pulsar.opening import PartitionReaders
 from headgate.connectors.pulsar.options import Offsets, Start
 from headgate.connectors.pulsar.position import Position
 from headgate.connectors.pulsar.split import NOT_PARTITIONED, PulsarSplit, topic_name
@@ -33,8 +34,8 @@ class Discovery:
     ----------
     admin
         Knows what there is.
-    event_times
-        Finds where a time of events begins.
+    readers
+        Look for times of events.
     subscription
         What is to be read.
     starts
@@ -46,11 +47,11 @@ class Discovery:
     """
 
     def __init__(
-        self, admin: PulsarAdmin, event_times: EventTimes, subscription: Subscription, starts: Offsets,
+        self, admin: PulsarAdmin, readers: PartitionReaders, subscription: Subscription, starts: Offsets,
         ends: Offsets | None, *, fail_on_data_loss: bool,
     ) -> None:  # fmt: skip
         self._admin = admin
-        self._event_times = event_times
+        self._readers = readers
         self._subscription = subscription
         self._starts = starts
         self._ends = ends
@@ -169,7 +170,7 @@ class Discovery:
         if start.time_ms is not None:
             return self._admin.position_at(name, start.time_ms)
         if start.event_time_ms is not None:
-            return self._event_times.position_at(_split(partition, None), ledgers, start.event_time_ms)
+            return position_at(self._readers, _split(partition, None), ledgers, start.event_time_ms)
         assert start.position is not None
         if start.position.ledger not in ledgers:
             if self._fail_on_data_loss and not is_end:

@@ -9,80 +9,58 @@ from __future__ import annotations
 
 import bisect
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from headgate.connectors.pulsar.client import ClientConfig
 from headgate.connectors.pulsar.ledgers import Ledgers
-from headgate.connectors.pulsar.opening import next_message, open_reader
+from headgate.connectors.pulsar.opening import PartitionReaders, release
 from headgate.connectors.pulsar.options import LEAST_QUEUED
 from headgate.connectors.pulsar.position import Position, after_message, before_message
 from headgate.connectors.pulsar.split import PulsarSplit
 
 
-class EventTimes:
-    """Looks for messages by their event time; those that have none count with their time of publication.
+def position_at(readers: PartitionReaders, split: PulsarSplit, ledgers: Ledgers, time_ms: int) -> Position:
+    """Return the position before a partition's first message of an event time or later; if there is none, its end.
 
-    Parameters
-    ----------
-    config
-        Makes the client.
-    arguments
-        Further arguments of `pulsar.Client.create_reader`.
-    timeout_ms
-        The longest wait for messages that must be there, in milliseconds.
+    A message without one counts with its time of publication.
+
+    Raises
+    ------
+    SourceUnavailableError
+        The brokers do not answer, or messages do not come.
     """
 
-    def __init__(self, config: ClientConfig, arguments: dict[str, Any], timeout_ms: int) -> None:
-        self._config = config
-        self._arguments = arguments | {"receiver_queue_size": LEAST_QUEUED}
-        self._timeout_ms = timeout_ms
+    def time_at(number: int) -> float:
+        with _reader(readers, split, ledgers.before_entry(number)) as reader:
+            message = readers.next_message(reader, split)
+        return math.inf if message is None else _time_ms(message)
 
-    def position_at(self, split: PulsarSplit, ledgers: Ledgers, time_ms: int) -> Position:
-        """Return the position before a partition's first message of a time or later; if there is none, its end.
-
-        Raises
-        ------
-        SourceUnavailableError
-            The brokers do not answer, or messages do not come.
-        """
-
-        def time_at(number: int) -> float:
-            with self._reader(split, ledgers.before_entry(number)) as reader:
-                message = next_message(self._config, reader, split, self._timeout_ms)
-            return math.inf if message is None else _time_ms(message)
-
-        place = bisect.bisect_left(range(ledgers.entries_after(None)), float(time_ms), key=time_at)
-        end = ledgers.before_entry(place)
-        if place == 0:
-            return end
-        # The batch before begins earlier, but need not end earlier.
-        with self._reader(split, ledgers.before_entry(place - 1)) as reader:
-            reached = None
-            while reached is None or reached < end:
-                message = next_message(self._config, reader, split, self._timeout_ms)
-                if message is None:
-                    break
-                message_id = message.message_id().serialize()
-                if _time_ms(message) >= time_ms:
-                    return min(end, before_message(message_id))
-                reached = after_message(message_id)
+    place = bisect.bisect_left(range(ledgers.entries_after(None)), float(time_ms), key=time_at)
+    end = ledgers.before_entry(place)
+    if place == 0:
         return end
+    # The batch before begins earlier, but need not end earlier.
+    with _reader(readers, split, ledgers.before_entry(place - 1)) as reader:
+        reached = None
+        while reached is None or reached < end:
+            message = readers.next_message(reader, split)
+            if message is None:
+                break
+            message_id = message.message_id().serialize()
+            if _time_ms(message) >= time_ms:
+                return min(end, before_message(message_id))
+            reached = after_message(message_id)
+    return end
 
-    def _reader(self, split: PulsarSplit, position: Position) -> _Closing:
-        return _Closing(open_reader(self._config, split, position, self._arguments))
 
-
-class _Closing:
-    """Closes a reader without waiting for the brokers."""
-
-    def __init__(self, reader: Any) -> None:
-        self._reader = reader
-
-    def __enter__(self) -> Any:
-        return self._reader
-
-    def __exit__(self, *_: object) -> None:
-        self._reader._reader.close_async(lambda _: None)
+@contextmanager
+def _reader(readers: PartitionReaders, split: PulsarSplit, position: Position) -> Iterator[Any]:
+    reader = readers.open(split, position, receiver_queue_size=LEAST_QUEUED)
+    try:
+        yield reader
+    finally:
+        release(reader)
 
 
 def _time_ms(message: Any) -> int:

@@ -6,23 +6,21 @@ Never: decide whether messages are gone; `ledgers` does.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headgate.connectors.pulsar.client import NAME, ClientConfig
 from headgate.connectors.pulsar.position import Position
 from headgate.connectors.pulsar.split import NOT_PARTITIONED, PulsarSplit
 from headgate.errors import DataLossError, SourceUnavailableError
 
-if TYPE_CHECKING:
-    import pulsar
-
 _WAIT_MS = 100
 
 
-def open_reader(
-    config: ClientConfig, split: PulsarSplit, position: Position | None, arguments: dict[str, Any]
-) -> pulsar.Reader:
+def open_reader(config: ClientConfig, split: PulsarSplit, position: Position | None, arguments: dict[str, Any]) -> Any:
     """Return a reader of a split's partition from a position on (None: the first message). Blocks.
+
+    It is the one of the client's library for C++: what wraps it makes an object for each message, and knows no call
+    that returns at once.
 
     Parameters
     ----------
@@ -51,33 +49,59 @@ def open_reader(
         raise config.error(error, f"read {split.name}", split=split.split_id) from None
     # The client would hold it as long as it lives itself, 50 KB each: only `Reader.close` lets go, which blocks.
     client._consumers.remove(reader)
-    return reader
+    return reader._reader
 
 
-def next_message(config: ClientConfig, reader: pulsar.Reader, split: PulsarSplit, timeout_ms: int) -> Any:
-    """Return the next message of a partition, as the client's library for C++ has it; None: there is none. Blocks.
+def release(reader: Any) -> None:
+    """Close a reader of `open_reader` without waiting for the brokers."""
+    reader.close_async(lambda _: None)
 
-    Raises
-    ------
-    SourceUnavailableError
-        One is there, but did not come within ``timeout_ms``.
+
+class PartitionReaders:
+    """Opens readers that are read message by message, and waits for these.
+
+    Parameters
+    ----------
+    config
+        Makes the client.
+    arguments
+        Further arguments of `pulsar.Client.create_reader`.
+    timeout_ms
+        The longest wait for messages that must be there, in milliseconds.
     """
-    import pulsar
 
-    deadline_s = time.monotonic() + timeout_ms / 1000
-    try:
-        while True:
-            try:
-                return reader._reader.read_next(_WAIT_MS)
-            except pulsar.Timeout:
-                if not reader.has_message_available():
-                    return None
-                if time.monotonic() > deadline_s:
-                    raise did_not_come(
-                        config, split, f"though it has messages after {split.position}", timeout_ms
-                    ) from None
-    except pulsar.PulsarException as error:
-        raise config.error(error, f"read {split.name}", split=split.split_id) from None
+    def __init__(self, config: ClientConfig, arguments: dict[str, Any], timeout_ms: int) -> None:
+        self._config = config
+        self._arguments = arguments
+        self._timeout_ms = timeout_ms
+
+    def open(self, split: PulsarSplit, position: Position | None, **arguments: Any) -> Any:
+        """Return a reader, with arguments that win over those of all; as `open_reader`."""
+        return open_reader(self._config, split, position, self._arguments | arguments)
+
+    def next_message(self, reader: Any, split: PulsarSplit) -> Any:
+        """Return the next message of a partition; None: there is none now. Blocks.
+
+        Raises
+        ------
+        SourceUnavailableError
+            One is there, but did not come in time.
+        """
+        import pulsar
+
+        deadline_s = time.monotonic() + self._timeout_ms / 1000
+        try:
+            while True:
+                try:
+                    return reader.read_next(_WAIT_MS)
+                except pulsar.Timeout:
+                    if not reader.has_message_available():
+                        return None
+                    if time.monotonic() > deadline_s:
+                        why = f"though it has messages after {split.position}"
+                        raise did_not_come(self._config, split, why, self._timeout_ms) from None
+        except pulsar.PulsarException as error:
+            raise self._config.error(error, f"read {split.name}", split=split.split_id) from None
 
 
 def did_not_come(config: ClientConfig, split: PulsarSplit, why: str, timeout_ms: int) -> SourceUnavailableError:

@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from headgate.connectors.pulsar.client import ClientConfig
-from headgate.connectors.pulsar.opening import next_message, open_reader
+from headgate.connectors.pulsar.opening import PartitionReaders, release
 from headgate.connectors.pulsar.position import Position, after_message
 from headgate.connectors.pulsar.split import PulsarSplit
 from headgate.errors import HeadgateError
@@ -39,22 +38,14 @@ class Scout:
 
     Parameters
     ----------
-    config
-        Makes the client.
-    arguments
-        Further arguments of `pulsar.Client.create_reader`.
-    timeout_ms
-        The longest wait for messages that must be there, in milliseconds.
+    readers
+        Opens readers.
     time_of
         What the event time of a message is; None: it is not asked for.
     """
 
-    def __init__(
-        self, config: ClientConfig, arguments: dict[str, Any], timeout_ms: int, time_of: TimeOf | None
-    ) -> None:
-        self._config = config
-        self._arguments = arguments
-        self._timeout_ms = timeout_ms
+    def __init__(self, readers: PartitionReaders, time_of: TimeOf | None) -> None:
+        self._readers = readers
         self._time_of = time_of or _no_time
         self._walks: dict[str, _Walk] = {}
         weakref.finalize(self, _close_all, self._walks)  # a source is never closed
@@ -135,18 +126,18 @@ class Scout:
         walk = self._walks.get(split.split_id)
         if walk is None or walk.position != split.position:
             self._leave(split.split_id)
-            walk = _Walk(open_reader(self._config, split, split.position, self._arguments), split.position)
+            walk = _Walk(self._readers.open(split, split.position), split.position)
             self._walks[split.split_id] = walk
         return walk
 
     def _leave(self, split_id: str) -> None:
         walk = self._walks.pop(split_id, None)
         if walk is not None:
-            _close(walk)
+            release(walk.reader)
 
     def _following(self, walk: _Walk, split: PulsarSplit) -> Any:
         if walk.following is None:
-            walk.following = next_message(self._config, walk.reader, split, self._timeout_ms)
+            walk.following = self._readers.next_message(walk.reader, split)
         return walk.following
 
 
@@ -158,10 +149,6 @@ def _no_time(_: Any) -> None:
     return None
 
 
-def _close(walk: _Walk) -> None:
-    walk.reader._reader.close_async(lambda _: None)
-
-
 def _close_all(walks: dict[str, _Walk]) -> None:
     for walk in walks.values():
-        _close(walk)
+        release(walk.reader)

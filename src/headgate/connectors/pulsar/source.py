@@ -22,9 +22,8 @@ from headgate.connectors.pulsar.client import ClientConfig, require_client_libra
 from headgate.connectors.pulsar.columns import PulsarColumns, schema_of, time_of, value_fields, value_format
 from headgate.connectors.pulsar.discovery import Discovery
 from headgate.connectors.pulsar.enumerator import PulsarEnumerator
-from headgate.connectors.pulsar.event_times import EventTimes
 from headgate.connectors.pulsar.ledgers import Ledgers, is_lost, remembered
-from headgate.connectors.pulsar.opening import messages_gone
+from headgate.connectors.pulsar.opening import PartitionReaders, messages_gone
 from headgate.connectors.pulsar.options import OPTION_SPECS, check, end_of, reader_arguments, start_of
 from headgate.connectors.pulsar.planning import ends_now, planned, within_bytes
 from headgate.connectors.pulsar.position import Position
@@ -236,7 +235,7 @@ class PulsarSource(Source[PulsarSplit, PulsarState], SupportsSplitReassignmentOn
         starts, ends = start_of(self.options, bounded=bounded), end_of(self.options, bounded=bounded)
         discovery = Discovery(
             self._brokers(),
-            EventTimes(self._config, self._reader_arguments, self.options["pollTimeoutMs"]),
+            self._readers(),
             self._subscription,
             starts,
             ends if bounded else None,
@@ -321,9 +320,11 @@ class PulsarSource(Source[PulsarSplit, PulsarState], SupportsSplitReassignmentOn
 
     def _ahead(self) -> Scout:
         if self._scout is None:
-            timeout_ms = self.options["pollTimeoutMs"]
-            self._scout = Scout(self._config, self._reader_arguments, timeout_ms, self._time_of)
+            self._scout = Scout(self._readers(), self._time_of)
         return self._scout
+
+    def _readers(self) -> PartitionReaders:
+        return PartitionReaders(self._config, self._reader_arguments, self.options["pollTimeoutMs"])
 
     def _brokers(self) -> PulsarAdmin:
         if self._admin is None:

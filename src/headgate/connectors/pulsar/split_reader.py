@@ -31,7 +31,7 @@ from headgate.connectors.pulsar.client import NAME, ClientConfig
 from headgate.connectors.pulsar.columns import PulsarColumns
 from headgate.connectors.pulsar.jobs import Jobs
 from headgate.connectors.pulsar.ledgers import Ledgers, is_lost, remembered
-from headgate.connectors.pulsar.opening import did_not_come, messages_gone, open_reader
+from headgate.connectors.pulsar.opening import did_not_come, messages_gone, open_reader, release
 from headgate.connectors.pulsar.position import Position, after_message, is_beyond, is_chunked
 from headgate.connectors.pulsar.split import PulsarSplit
 from headgate.errors import DataLossError, SourceError, SourceUnavailableError
@@ -179,7 +179,8 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
         """Let go of the partitions without waiting for the brokers."""
         self._jobs.close()
         for partition in self._partitions.values():
-            _release(partition.opening)
+            if partition.opening is not None:
+                release(partition.opening)
 
     # -- what is due ------------------------------------------------------------------------------------------------
 
@@ -248,7 +249,7 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
                 position = ledgers.beginning
             opened = partition.opening = self._new_reader(split, position, ledgers)
             if self._jobs.closed:  # nobody will take it
-                _release(opened)
+                release(opened)
             return _Opened(opened, ledgers, position)
 
         self._jobs.run(work, partial(self._on_opened, partition))
@@ -256,9 +257,7 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
     def _new_reader(self, split: PulsarSplit, position: Position | None, ledgers: Ledgers) -> Any:
         most = _QUEUE_BYTES // max(1, len(self._partitions)) // ledgers.entry_bytes
         arguments = {"receiver_queue_size": max(100, min(_MOST_QUEUED, most))} | self._reader_arguments
-        reader = open_reader(self._config, split, position, arguments)
-        # What wraps it makes an object for each message, and knows no call that returns at once.
-        return reader._reader
+        return open_reader(self._config, split, position, arguments)
 
     def _on_opened(self, partition: _Partition, opened: _Opened | None, error: Exception | None) -> None:
         if error is not None or opened is None:
@@ -462,7 +461,8 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
         del self._partitions[split_id]
         self._turns.remove(partition)
         self._paused.discard(split_id)
-        _release(partition.reader)
+        if partition.reader is not None:
+            release(partition.reader)
         if say:
             self._found.append(FetchedBatch(split=partition.split, finished=True))
 
@@ -491,11 +491,6 @@ def _positions(
 def _waits(partition: _Partition) -> bool:
     """Return whether what was taken of it waits for what the brokers report."""
     return bool(partition.unchecked) and partition.reported is None
-
-
-def _release(reader: Any) -> None:
-    if reader is not None:
-        reader.close_async(lambda _: None)
 
 
 def _missing(split: PulsarSplit) -> DataLossError | SourceUnavailableError:
