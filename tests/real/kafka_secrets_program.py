@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 import sys
 import time
-import urllib.request
 from pathlib import Path
 
 from pyspark.sql import SparkSession
+from spark_pages import save_pages
 
 broker, authority, topic, folder, user, password = sys.argv[1:]
 out = Path(folder)
@@ -47,14 +47,7 @@ while not any(progress["numInputRows"] for progress in query.recentProgress):
     time.sleep(0.1)
 (out / "progress.txt").write_text(json.dumps([each.json for each in query.recentProgress]) + str(query.status))
 query.explain(extended=True)
-address = spark.sparkContext.uiWebUrl
-application = spark.sparkContext.applicationId
-pages = ["environment/", "jobs/", "stages/", "SQL/", "StreamingQuery/", "executors/"]
-pages += [f"SQL/execution/?id={number}" for number in range(3)]
-pages += [f"api/v1/applications/{application}/{each}" for each in ("environment", "sql?details=true", "stages", "jobs")]
-for number, page in enumerate(pages):
-    with urllib.request.urlopen(f"{address}/{page}", timeout=60) as answer:
-        (out / f"page-{number}.html").write_bytes(answer.read())
+save_pages(spark, out, 3)
 query.stop()
 for name, wrong in {
     "wrong-password": {"kafka.sasl.jaas.config": options["kafka.sasl.jaas.config"].replace(password, f"{password}-no")},

@@ -9,12 +9,12 @@ import json
 import logging
 import sys
 import time
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import SparkSession
+from spark_pages import save_pages
 
 import headgate
 
@@ -81,13 +81,7 @@ keep("copied", copied())
 keep("continuous", *running.recentProgress, running.status, running.snapshot(), running.history())
 running.stop()
 
-address, application = spark.sparkContext.uiWebUrl, spark.sparkContext.applicationId
-pages = ["environment/", "jobs/", "stages/", "SQL/", "StreamingQuery/", "executors/"]
-pages += [f"SQL/execution/?id={number}" for number in range(8)]
-pages += [f"api/v1/applications/{application}/{each}" for each in ("environment", "sql?details=true", "stages", "jobs")]
-for number, page in enumerate(pages):
-    with urllib.request.urlopen(f"{address}/{page}", timeout=60) as answer:
-        (out / f"page-{number}.html").write_bytes(answer.read())
+save_pages(spark, out, 8)
 
 
 def a_read(login: dict[str, str]) -> None:
