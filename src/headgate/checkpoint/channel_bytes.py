@@ -1,11 +1,12 @@
-"""Writes and reads the bytes of channel state: the rows of one channel that a barrier passed.
+"""Writes and reads the bytes of rows in flight: those of one channel that a barrier passed, or of one split.
 
-Never: touch storage, or hand out rows of another channel, side or version than was asked for.
+Never: touch storage, or hand out rows of another channel, side, split or version than was asked for.
 
-An Arrow IPC stream with a record batch per buffer, in their order. The schema's metadata says, as ``headgate.channel``,
-whose they are and how many, so that a mixed-up or shortened file is found out:
+An Arrow IPC stream with a record batch per buffer, in their order. The schema's metadata says, as ``headgate.channel``
+or ``headgate.split``, whose they are and how many, so that a mixed-up or shortened file is found out:
 
     {"buffers":2,"consumer":1,"exchange":"keys","producer":0,"rows":100,"side":"input","v":1}
+    {"buffers":1,"rows":100,"source":"rides","split":"rides-0","v":1}
 
 Durable: version 1; golden bytes in ``tests/golden``. Of a batch that is a slice only its own rows are written.
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Iterator
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -26,11 +27,11 @@ from headgate.protocol.channels import ChannelId
 from headgate.source.serialization import VersionedSerializer
 
 VERSION = 1
-_METADATA = b"headgate.channel"
+_CHANNEL, _SPLIT = b"headgate.channel", b"headgate.split"
 
 
-class _Header(msgspec.Struct, frozen=True, kw_only=True):
-    """What the metadata says; fields as in `headgate.protocol.state.ChannelState`."""
+class _ChannelHeader(msgspec.Struct, frozen=True, kw_only=True):
+    """What the metadata of a channel says; fields as in `headgate.protocol.state.ChannelState`."""
 
     exchange: str
     producer: int
@@ -38,6 +39,18 @@ class _Header(msgspec.Struct, frozen=True, kw_only=True):
     side: Literal["input", "output"]
     buffers: int
     rows: int
+
+
+class _SplitHeader(msgspec.Struct, frozen=True, kw_only=True):
+    """What the metadata of a split says; fields as in `headgate.protocol.state.InFlightRows`."""
+
+    source: str
+    split: str
+    buffers: int
+    rows: int
+
+
+HeaderT = TypeVar("HeaderT", _ChannelHeader, _SplitHeader)
 
 
 def channel_chunks(
@@ -58,7 +71,7 @@ def channel_chunks(
     output
         Whether they waited on the producer's side.
     """
-    header = _Header(
+    header = _ChannelHeader(
         exchange=channel.exchange,
         producer=channel.producer,
         consumer=channel.consumer,
@@ -66,7 +79,19 @@ def channel_chunks(
         buffers=buffers,
         rows=rows,
     )
-    metadata = {**(schema.metadata or {}), _METADATA: _serializer(channel, output).serialize(header)}
+    return _chunks(_CHANNEL, _channel_serializer(channel, output).serialize(header), schema, batches)
+
+
+def split_chunks(
+    source: str, split_id: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch], *, buffers: int, rows: int
+) -> Iterator[bytes]:
+    """Return the bytes of rows that the reader of a split emitted, as `channel_chunks` does of a channel's."""
+    header = _SplitHeader(source=source, split=split_id, buffers=buffers, rows=rows)
+    return _chunks(_SPLIT, _split_serializer(source, split_id).serialize(header), schema, batches)
+
+
+def _chunks(key: bytes, header: bytes, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
+    metadata = {**(schema.metadata or {}), key: header}
     sink = _Sink()
     with pa.ipc.new_stream(pa.PythonFile(sink, mode="w"), schema.with_metadata(metadata)) as writer:
         for batch in batches:
@@ -123,33 +148,48 @@ def read_channel(data: bytes | pa.NativeFile, channel: ChannelId, *, output: boo
     CorruptStateError
         They are damaged, or of another channel; when all is read: some are missing.
     """
-    header, reader = _open(data, channel, output)
-    return _batches(header, reader, channel, output)
+    serializer = _channel_serializer(channel, output)
+    header, reader = _open(data, _CHANNEL, serializer)
+    stored = ChannelId(header.exchange, header.producer, header.consumer)
+    if stored != channel or header.side != ("output" if output else "input"):
+        raise _mixed_up(serializer.what, _what_channel(stored, header.side == "output"))
+    return _batches(header, reader, _CHANNEL, serializer.what)
 
 
-def _open(data: bytes | pa.NativeFile, channel: ChannelId, output: bool) -> tuple[_Header, pa.RecordBatchStreamReader]:
-    what = _what(channel, output)
+def read_split(data: bytes | pa.NativeFile, source: str, split_id: str) -> Iterator[pa.RecordBatch]:
+    """Return the buffers of bytes that `split_chunks` made, read one by one; raises like `read_channel`."""
+    serializer = _split_serializer(source, split_id)
+    header, reader = _open(data, _SPLIT, serializer)
+    if (header.source, header.split) != (source, split_id):
+        raise _mixed_up(serializer.what, _what_split(header.source, header.split))
+    return _batches(header, reader, _SPLIT, serializer.what)
+
+
+def _open(
+    data: bytes | pa.NativeFile, key: bytes, serializer: VersionedSerializer[HeaderT]
+) -> tuple[HeaderT, pa.RecordBatchStreamReader]:
+    what = serializer.what
     found = data[:200] if isinstance(data, bytes) else None
     try:  # through a Python file, so that Arrow copies a message where it would keep a part of all the bytes
         reader = pa.ipc.open_stream(pa.PythonFile(io.BytesIO(data), mode="r") if isinstance(data, bytes) else data)
     except (pa.ArrowException, OSError) as error:
         raise CorruptStateError(f"{what} cannot be read: {error}.", what=what, found=found) from error
-    metadata = (reader.schema.metadata or {}).get(_METADATA)
+    metadata = (reader.schema.metadata or {}).get(key)
     if metadata is None:
-        raise CorruptStateError(f"{what} cannot be read: the bytes do not name a channel.", what=what, found=found)
-    header = _serializer(channel, output).deserialize(metadata)
-    stored = ChannelId(header.exchange, header.producer, header.consumer)
-    if stored != channel or header.side != ("output" if output else "input"):
-        other = _what(stored, header.side == "output")
-        raise CorruptStateError(f"{what} cannot be read: found {other}.", what=what, expected=what, found=other)
-    return header, reader
+        raise CorruptStateError(
+            f"{what} cannot be read: the bytes do not name a {key.decode().rpartition('.')[2]}.", what=what, found=found
+        )
+    return serializer.deserialize(metadata), reader
+
+
+def _mixed_up(what: str, found: str) -> CorruptStateError:
+    return CorruptStateError(f"{what} cannot be read: found {found}.", what=what, expected=what, found=found)
 
 
 def _batches(
-    header: _Header, reader: pa.RecordBatchStreamReader, channel: ChannelId, output: bool
+    header: _ChannelHeader | _SplitHeader, reader: pa.RecordBatchStreamReader, key: bytes, what: str
 ) -> Iterator[pa.RecordBatch]:
-    what = _what(channel, output)
-    metadata = {key: value for key, value in reader.schema.metadata.items() if key != _METADATA} or None
+    metadata = {name: value for name, value in reader.schema.metadata.items() if name != key} or None
     buffers = rows = 0
     while True:
         try:
@@ -177,10 +217,18 @@ def _batches(
         )
 
 
-def _what(channel: ChannelId, output: bool) -> str:
+def _what_channel(channel: ChannelId, output: bool) -> str:
     side = "output" if output else "input"
     return f"The {side} state of channel {channel.exchange!r} from subtask {channel.producer} to {channel.consumer}"
 
 
-def _serializer(channel: ChannelId, output: bool) -> VersionedSerializer[_Header]:
-    return VersionedSerializer(_Header, version=VERSION, what=_what(channel, output))
+def _what_split(source: str, split_id: str) -> str:
+    return f"The rows in flight of split {split_id!r} of source {source!r}"
+
+
+def _channel_serializer(channel: ChannelId, output: bool) -> VersionedSerializer[_ChannelHeader]:
+    return VersionedSerializer(_ChannelHeader, version=VERSION, what=_what_channel(channel, output))
+
+
+def _split_serializer(source: str, split_id: str) -> VersionedSerializer[_SplitHeader]:
+    return VersionedSerializer(_SplitHeader, version=VERSION, what=_what_split(source, split_id))

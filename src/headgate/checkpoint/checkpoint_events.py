@@ -9,7 +9,7 @@ import msgspec
 
 from headgate.checkpoint.manifest import Committables, Manifest
 from headgate.protocol.messages import CheckpointKind, ErrorReport, SubtaskId
-from headgate.protocol.state import SubtaskState
+from headgate.protocol.state import SplitState, SubtaskState
 
 # What happened.
 
@@ -65,12 +65,13 @@ class InputAllEnded(msgspec.Struct, frozen=True):
 
 
 class SourceStateReady(msgspec.Struct, frozen=True):
-    """An enumerator's part is there. ``finished_known`` by subtask."""
+    """An enumerator's part is there. ``finished_known`` by subtask; ``unassigned`` as in `SourceEntry`."""
 
     source: str
     checkpoint_id: int
     state: bytes
     finished_known: dict[int, int]
+    unassigned: tuple[SplitState, ...] = ()
 
 
 class SourceRefused(msgspec.Struct, frozen=True):

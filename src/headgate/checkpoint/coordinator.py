@@ -455,6 +455,7 @@ class CheckpointCoordinator(Machine):
                     name=source.name,
                     enumerator=InlineState(pending.sources[uid].state),
                     fixed=dict(source.fixed),
+                    unassigned=pending.sources[uid].unassigned,
                 )
                 for uid, source in self._plan.sources.items()
             },

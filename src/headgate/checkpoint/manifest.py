@@ -2,11 +2,11 @@
 
 Never: hold a reference to a file that is not durable when the manifest is written.
 
-Durable: version 3, in which the state of many channels is in one file (`headgate.checkpoint.stored_channels`); version
-2, which added exchanges, keyed state and channel state, and version 1 are read. Golden bytes of all in
-``tests/golden``. A first line in which all the rest is checked, then JSON:
+Durable: version 4, which added rows in flight of splits; version 3, in which the state of many channels is in one file
+(`headgate.checkpoint.stored_channels`), version 2, which added exchanges, keyed state and channel state, and version 1
+are read. Golden bytes of all in ``tests/golden``. A first line in which all the rest is checked, then JSON:
 
-    headgate-manifest v=3 run=3 bytes=000000001234 crc32=0badcafe
+    headgate-manifest v=4 run=3 bytes=000000001234 crc32=0badcafe
     {"checkpoint_id":17,"epoch":9,...}
 
 Bytes of others (splits, enumerators' states, operators' items and keyed state, committables) that are a JSON object
@@ -17,9 +17,10 @@ base64.
 from __future__ import annotations
 
 import base64
+import itertools
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 import msgspec
@@ -33,6 +34,7 @@ from headgate.protocol.state import (
     ChunkState,
     FileState,
     FinishedSplit,
+    InFlightRows,
     InlineState,
     KeyedState,
     OperatorState,
@@ -43,8 +45,8 @@ from headgate.protocol.state import (
 )
 from headgate.protocol.state_schema import StateSchema
 
-VERSION = 3
-_READABLE = (1, 2, 3)
+VERSION = 4
+_READABLE = (1, 2, 3, 4)
 HEADER_BYTES = 256
 """The first line is not longer than this."""
 
@@ -116,11 +118,15 @@ class SourceEntry(msgspec.Struct, frozen=True, kw_only=True):
         The enumerator's state, as its ``state_serializer`` wrote it.
     fixed
         The options that may not change, with their values.
+    unassigned
+        Of the splits that the enumerator has, those with rows in flight or read to their ends, which its own state does
+        not say.
     """
 
     name: str
     enumerator: StateHandle
     fixed: dict[str, object] = {}
+    unassigned: tuple[SplitState, ...] = ()
 
 
 class UncommittedEpoch(msgspec.Struct, frozen=True):
@@ -200,6 +206,16 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     channels: tuple[ChannelState, ...] = ()
     channels_parallelism: int = 0
 
+    @property
+    def in_flight(self) -> Iterator[ChannelState | InFlightRows]:
+        """All rows in flight: of channels, and of splits."""
+        yield from self.channels
+        readers = (reader for stage in self.subtasks for state in stage for reader in state.readers.values())
+        splits = itertools.chain(
+            *(reader.splits for reader in readers), *(entry.unassigned for entry in self.sources.values())
+        )
+        yield from (split.in_flight for split in splits if split.in_flight is not None)
+
 
 def serialize(manifest: Manifest) -> bytes:
     """Return the bytes of a manifest."""
@@ -271,9 +287,19 @@ class _StoredInline(msgspec.Struct, frozen=True, tag="inline"):
 _StoredHandle = _StoredInline | FileState
 
 
+class _StoredRows(msgspec.Struct, frozen=True):
+    buffers: int
+    rows: int
+    size_bytes: int
+    handle: _StoredHandle
+
+
 class _StoredReader(msgspec.Struct, frozen=True, omit_defaults=True):
     splits: dict[str, msgspec.Raw] = {}
     finished: tuple[FinishedSplit, ...] = ()
+    # Since version 4.
+    in_flight: dict[str, _StoredRows] = {}
+    ended: tuple[str, ...] = ()
 
 
 class _StoredOperator(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -310,6 +336,8 @@ class _StoredSource(msgspec.Struct, frozen=True):
     name: str
     enumerator: _StoredHandle
     fixed: dict[str, object]
+    # Since version 4.
+    unassigned: _StoredReader | msgspec.UnsetType = msgspec.UNSET
 
 
 class _StoredEpoch(msgspec.Struct, frozen=True):
@@ -388,12 +416,31 @@ def _to_reader(uid: str, reader: ReaderState) -> _StoredReader:
     splits = {split.split_id: _to_json(split.data) for split in reader.splits}
     if len(splits) != len(reader.splits):
         raise InternalError(f"A reader of source {uid!r} holds a split twice, of {len(reader.splits)} splits.")
-    return _StoredReader(splits, reader.finished)
+    in_flight = {split.split_id: _to_rows(split.in_flight) for split in reader.splits if split.in_flight is not None}
+    return _StoredReader(
+        splits, reader.finished, in_flight, tuple(split.split_id for split in reader.splits if split.ended)
+    )
 
 
 def _from_reader(reader: _StoredReader) -> ReaderState:
-    splits = tuple(SplitState(split_id, _from_json(raw)) for split_id, raw in reader.splits.items())
-    return ReaderState(splits=splits, finished=reader.finished)
+    ended = frozenset(reader.ended)
+    splits = (
+        SplitState(split_id, _from_json(raw), _from_rows(reader.in_flight.get(split_id)), split_id in ended)
+        for split_id, raw in reader.splits.items()
+    )
+    return ReaderState(splits=tuple(splits), finished=reader.finished)
+
+
+def _to_rows(rows: InFlightRows) -> _StoredRows:
+    return _StoredRows(rows.buffers, rows.rows, rows.size_bytes, _to_handle(rows.handle))
+
+
+def _from_rows(rows: _StoredRows | None) -> InFlightRows | None:
+    if rows is None:
+        return None
+    return InFlightRows(
+        handle=_from_handle(rows.handle), buffers=rows.buffers, rows=rows.rows, size_bytes=rows.size_bytes
+    )
 
 
 def _to_chunk(chunk: ChunkState) -> _StoredChunk:
@@ -457,7 +504,12 @@ def _to_stored(manifest: Manifest) -> _StoredManifest:
         max_parallelism=manifest.max_parallelism,
         stages=manifest.stages,
         sources={
-            uid: _StoredSource(entry.name, _to_handle(entry.enumerator), entry.fixed)
+            uid: _StoredSource(
+                entry.name,
+                _to_handle(entry.enumerator),
+                entry.fixed,
+                _to_reader(uid, ReaderState(splits=entry.unassigned)) if entry.unassigned else msgspec.UNSET,
+            )
             for uid, entry in manifest.sources.items()
         },
         commits=_to_committables(manifest.commits),
@@ -485,7 +537,12 @@ def _from_stored(stored: _StoredManifest) -> Manifest:
         max_parallelism=stored.max_parallelism,
         stages=stored.stages,
         sources={
-            uid: SourceEntry(name=entry.name, enumerator=_from_handle(entry.enumerator), fixed=entry.fixed)
+            uid: SourceEntry(
+                name=entry.name,
+                enumerator=_from_handle(entry.enumerator),
+                fixed=entry.fixed,
+                unassigned=() if entry.unassigned is msgspec.UNSET else _from_reader(entry.unassigned).splits,
+            )
             for uid, entry in stored.sources.items()
         },
         commits=_from_committables(stored.commits),

@@ -5,7 +5,8 @@ Never: read a file, or drop state that the user did not allow to be dropped.
     state                        at the same parallelism   at another
     ---------------------------  ------------------------  ------------------------------------------------
     enumerator, by uid           as it is                  as it is
-    splits, by uid               the same subtask          round robin in the order of their ids
+    splits, by uid, with their   the same subtask          round robin in the order of their ids
+    rows in flight
     finished splits, by uid      the same subtask          round robin; all are reported to the enumerator
     operators' items, by uid     the same subtask          round robin in the order of the subtasks
     keyed state, by uid          the same subtask          every subtask gets each chunk that overlaps its key groups;

@@ -1,6 +1,6 @@
 """Makes the state of a slot's subtasks durable, on threads of its own: each chunk of keyed state once.
 
-Channel state, of which there may be as much as local disks hold, is written piece by piece.
+Rows in flight, of which there may be as much as local disks hold, are written piece by piece.
 
 Never: block the caller; write the content of a chunk twice that the checkpoint before named, or was restored
 with; name a file of a savepoint (`headgate.checkpoint.storage.belongs_here`).
@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 
@@ -24,6 +24,7 @@ from headgate.errors import HeadgateError
 from headgate.futures import done_with, gathered, mapped
 from headgate.protocol.state import ChunkState, KeyedState, StateHandle
 
+T = TypeVar("T")
 _INLINE_CHUNK_BYTES = 2 * 1024
 """Chunks up to this size are in the manifest: in every one that names them."""
 
@@ -52,7 +53,7 @@ class StateStorage(Protocol):
     """What of `headgate.checkpoint.storage.CheckpointStorage` is used here."""
 
     def write_shared(self, uid: str, chunk_id: str, data: bytes, inline_bytes: int) -> StateHandle:
-        """Make a chunk of an operator's keyed state durable."""
+        """Make a chunk of an operator's keyed state durable, or rows in flight of a source's split."""
 
     def write_state(self, checkpoint_id: int, name: str, data: Iterator[bytes], inline_bytes: int) -> StateHandle:
         """Make state of one checkpoint durable."""
@@ -72,7 +73,7 @@ class Workers(Protocol):
 
 
 class WorkerThreads:
-    """Threads that take the next piece of work each.
+    """Threads that take the next piece of work each. They start with the first one. One thread calls `do` at a time.
 
     Parameters
     ----------
@@ -82,15 +83,16 @@ class WorkerThreads:
 
     def __init__(self, threads: int) -> None:
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._threads = [
-            threading.Thread(target=self._run, name=f"headgate-upload-{number}", daemon=True)
-            for number in range(threads)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._number = threads
+        self._threads: list[threading.Thread] = []
 
     def do(self, work: Callable[[], None]) -> None:
         """See `Workers`."""
+        if not self._threads:
+            names = (f"headgate-upload-{number}" for number in range(self._number))
+            self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for name in names]
+            for thread in self._threads:
+                thread.start()
         self._work.put(work)
 
     def close(self, timeout_s: float) -> None:
@@ -117,7 +119,8 @@ class StateUploader:
     storage
         The query's checkpoint location.
     writer
-        Run, slot and attempt, as text: part of the names of channel state, so that no other process writes the same.
+        Run, slot and attempt, as text: part of the names of files of rows in flight, so that no other process writes
+        the same.
     workers
         Who uploads; None: four threads.
     """
@@ -162,10 +165,10 @@ class StateUploader:
             futures = [named[chunk.chunk_id] for chunk in chunks]
         return mapped(gathered(futures), lambda stored: KeyedState(chunks=tuple(stored)))
 
-    def store_channels(
+    def store_rows(
         self, checkpoint_id: int, name: str, chunks: Callable[[], Iterator[bytes]], inline_bytes: int
     ) -> Future[StateHandle]:
-        """Store the state of channels in one file, for this checkpoint alone; in the manifest if it is small.
+        """Store rows in flight in one file, for this checkpoint alone; in the manifest if it is small.
 
         ``name`` is unique in the checkpoint and the process: stage, execution, side and exchange belong into it.
         ``chunks`` is called and its result iterated on an uploader's thread, which holds a piece at a time.
@@ -182,14 +185,37 @@ class StateUploader:
                 )
             )
 
+    def store_split(
+        self, uid: str, checkpoint_id: int, name: str, chunks: Callable[[], Iterator[bytes]], inline_bytes: int
+    ) -> Future[StateHandle]:
+        """Store rows in flight of a split of a source; later checkpoints may name them while nobody has the split.
+
+        Parameters are as of `store_rows`, and the future fails as there.
+        """
+        with self._lock:
+            self._unwanted = max(self._unwanted, checkpoint_id - 1)
+            return self._submit_locked(
+                lambda: self._storage.write_shared(
+                    uid,
+                    f"in-flight-{checkpoint_id}-{name}-{self._writer}",
+                    b"".join(self._wanted(checkpoint_id, chunks)),
+                    inline_bytes,
+                )
+            )
+
     def give_up(self, checkpoint_id: int) -> None:
-        """Store no more channel state of a checkpoint that will not complete, nor of older ones."""
+        """Store no more rows in flight of a checkpoint that will not complete, nor of older ones."""
         with self._lock:
             self._unwanted = max(self._unwanted, checkpoint_id)
 
-    def open_channel(self, handle: StateHandle) -> pa.NativeFile:
-        """Open the state of a channel; blocks."""
+    def open_rows(self, handle: StateHandle) -> pa.NativeFile:
+        """Open rows in flight; blocks."""
         return self._storage.open_state(handle)
+
+    def load(self, read: Callable[[], T]) -> Future[T]:
+        """Return a future of what is read on an uploader's thread."""
+        with self._lock:
+            return self._submit_locked(read)
 
     def _wanted(self, checkpoint_id: int, chunks: Callable[[], Iterator[bytes]]) -> Iterator[bytes]:
         """Yield what is to be stored of a checkpoint, as long as anybody wants it."""
@@ -197,7 +223,7 @@ class StateUploader:
         def check() -> None:
             with self._lock:
                 if checkpoint_id <= self._unwanted:
-                    raise HeadgateError(f"Checkpoint {checkpoint_id} was given up: its channel state is not stored.")
+                    raise HeadgateError(f"Checkpoint {checkpoint_id} was given up: its rows in flight are not stored.")
 
         check()
         for chunk in chunks():

@@ -6,7 +6,7 @@ Never: write a manifest before every file that it names is durable, or for a run
     <location>/runs/<run>            see `headgate.checkpoint.ownership`
     <location>/chk-<id>/_metadata    the manifest: written last, deleted first
     <location>/chk-<id>/...          state that is too large for the manifest, channel state included
-    <location>/shared/<uid>/<chunk>  a chunk of keyed state, which several manifests may name
+    <location>/shared/<uid>/<chunk>  a chunk of keyed state, or rows in flight of a split: several manifests may name it
     <savepoint>/_metadata            a savepoint's manifest, which names files of this folder only
     <savepoint>/<query>-<run>-<id>/  those files; no other attempt to write a savepoint here has the same names
 
@@ -40,9 +40,10 @@ import pyarrow as pa
 from headgate.checkpoint.coordinator import StoredCheckpoints
 from headgate.checkpoint.file_store import FileStore, failed, open_store
 from headgate.checkpoint.manifest import HEADER_BYTES, Manifest, deserialize, run_of, serialize
+from headgate.checkpoint.named_files import NamedFile, named_files, with_files, with_rows
 from headgate.checkpoint.ownership import check_run
 from headgate.errors import CorruptStateError, InternalError, StoredStateError
-from headgate.protocol.state import ChunkState, FileState, InlineState, StateHandle, SubtaskState
+from headgate.protocol.state import FileState, InFlightRows, InlineState, StateHandle
 from headgate.source.serialization import VersionedSerializer
 
 INLINE_BYTES = 64 * 1024
@@ -118,7 +119,7 @@ class CheckpointStorage:
         return self._write_file(f"chk-{checkpoint_id}/{_file_name(name)}", data, inline_bytes)
 
     def write_shared(self, uid: str, chunk_id: str, data: bytes, inline_bytes: int) -> StateHandle:
-        """Make a chunk of an operator's keyed state durable, for as long as a checkpoint names it."""
+        """Make a chunk of keyed state, or rows in flight of a split, durable for as long as a checkpoint names it."""
         name = urllib.parse.quote(chunk_id, safe="")  # two names stay two
         return self._write_file(f"{_SHARED}/{_file_name(uid)}/{name}", data, inline_bytes)
 
@@ -193,7 +194,7 @@ class CheckpointStorage:
 
     def _write_savepoint(self, manifest: Manifest, location: str, folder: str) -> int:
         files = _own_files(manifest)
-        moved = _with_files(manifest, lambda name: posixpath.join(folder, name))
+        moved = with_files(manifest, lambda name: posixpath.join(folder, name))
         size = _write(
             open_store(location, "savepoint"), "", folder, moved, copies=lambda to: self._copy(files, to, folder)
         )
@@ -230,6 +231,27 @@ class CheckpointStorage:
         kept = self._files_named()
         for path in sorted(set() if kept is None else self._unnamed(kept)):
             self.store.delete(path)
+
+    def adopt_rows(self, manifest: Manifest) -> Manifest:
+        """Return a manifest whose rows in flight of splits are here: those of a savepoint are copied.
+
+        A split may have an owner only long after the start, and checkpoints name its rows until then.
+
+        Raises
+        ------
+        CorruptStateError
+            A file of the savepoint is missing or damaged.
+        """
+        numbers = itertools.count()
+
+        def adopt(uid: str, rows: InFlightRows) -> InFlightRows:
+            if belongs_here(rows.handle):
+                return rows
+            name = f"in-flight-{uuid.uuid4().hex[:12]}-{next(numbers)}"
+            handle = self.write_shared(uid, name, self.read_state(rows.handle), inline_bytes=0)
+            return msgspec.structs.replace(rows, handle=handle)
+
+        return with_rows(manifest, adopt)
 
     # Reading.
 
@@ -303,7 +325,7 @@ class CheckpointStorage:
         ``sound`` are parts of files that are known to be as they were written; those that are found to be are added.
         """
         enumerators = [each.enumerator for each in manifest.sources.values() if isinstance(each.enumerator, FileState)]
-        for file in [*(_File(each.path, [each]) for each in enumerators), *_files_of(manifest)]:
+        for file in [*(NamedFile(each.path, [each]) for each in enumerators), *named_files(manifest)]:
             if sound.issuperset(file.parts):
                 continue
             try:
@@ -344,7 +366,7 @@ class CheckpointStorage:
             files = open_store(location + parameters, "fromSavepoint")
         manifest = _load(self.store, _MANIFEST, files)
         base = location if "://" in location else files.base
-        return _with_files(manifest, lambda name: f"{base}/{name}{parameters}")
+        return with_files(manifest, lambda name: f"{base}/{name}{parameters}")
 
     def read_state(self, handle: StateHandle) -> bytes:
         """Return state.
@@ -412,7 +434,7 @@ class CheckpointStorage:
                 error,
             )
             return None
-        named = frozenset(file.path for file in _files_of(manifest))
+        named = frozenset(file.path for file in named_files(manifest))
         with self._lock:
             self._named[checkpoint_id] = named
         return named
@@ -436,10 +458,10 @@ class CheckpointStorage:
         }
         return found - kept
 
-    def _copy(self, files: Sequence[_File], to: FileStore, folder: str) -> None:
+    def _copy(self, files: Sequence[NamedFile], to: FileStore, folder: str) -> None:
         """Copy files into a folder of another location, a few at a time and piece by piece: they may be large."""
 
-        def copy(file: _File) -> None:
+        def copy(file: NamedFile) -> None:
             pieces = _checked(self.store, file.parts, _COPY_BYTES, whole=True)
             to.write_chunks(posixpath.join(folder, file.path), pieces)
 
@@ -526,80 +548,20 @@ def _load(store: FileStore, name: str, files: FileStore) -> Manifest:
         if isinstance(entry.enumerator, FileState):
             entry = msgspec.structs.replace(entry, enumerator=InlineState(_read_file(files, entry.enumerator)))
         sources[uid] = entry
-    named = _files_of(manifest)
+    named = named_files(manifest)
     for file, size in zip(named, files.sizes([file.path for file in named]) if named else []):
         if size != file.size_bytes:
             raise _damaged(files, file.parts[-1], "missing" if size is None else f"{size} bytes in the file")
     return msgspec.structs.replace(manifest, sources=sources)
 
 
-class _File(msgspec.Struct):
-    """A file that a manifest names: its parts follow upon each other, and are all that there is in it."""
-
-    path: str
-    parts: list[FileState]
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(part.size_bytes for part in self.parts)
-
-
-def _files_of(manifest: Manifest) -> list[_File]:
-    """Return the files of the subtasks' states and of channel state."""
-    parts: dict[str, dict[int, FileState]] = {}  # by path and offset: several may name the same
-    for handle in _handles_of(manifest):
-        if isinstance(handle, FileState):
-            parts.setdefault(handle.path, {})[handle.offset or 0] = handle
-    return [_File(path, [each for _, each in sorted(of.items())]) for path, of in parts.items()]
-
-
-def _own_files(manifest: Manifest) -> list[_File]:
+def _own_files(manifest: Manifest) -> list[NamedFile]:
     """Return the same, all of which are at the location."""
-    files = _files_of(manifest)
+    files = named_files(manifest)
     for file in files:
         if not belongs_here(file.parts[0]):
             raise InternalError(f"Checkpoint {manifest.checkpoint_id} names a file elsewhere: {file.path}.")
     return files
-
-
-def files_of(manifest: Manifest) -> list[FileState]:
-    """Return the files of the subtasks' states and of channel state, or the parts of them, that a manifest names."""
-    return [part for file in _files_of(manifest) for part in file.parts]
-
-
-def _handles_of(manifest: Manifest) -> Iterator[StateHandle]:
-    for subtask in (each for stage in manifest.subtasks for each in stage):
-        for operator in subtask.operators.values():
-            yield from operator.items
-        for keyed in subtask.keyed.values():
-            yield from (chunk.handle for chunk in keyed.chunks)
-    yield from (channel.handle for channel in manifest.channels)
-
-
-def _with_files(manifest: Manifest, address: Callable[[str], str]) -> Manifest:
-    """Return a manifest that names the files that `_files_of` finds by other addresses."""
-    replace = msgspec.structs.replace
-
-    def moved(handle: StateHandle) -> StateHandle:
-        return replace(handle, path=address(handle.path)) if isinstance(handle, FileState) else handle
-
-    def chunk(state: ChunkState) -> ChunkState:
-        return replace(state, handle=moved(state.handle))
-
-    def subtask(state: SubtaskState) -> SubtaskState:
-        return replace(
-            state,
-            operators={
-                uid: replace(each, items=tuple(map(moved, each.items))) for uid, each in state.operators.items()
-            },
-            keyed={uid: replace(each, chunks=tuple(map(chunk, each.chunks))) for uid, each in state.keyed.items()},
-        )
-
-    return replace(
-        manifest,
-        subtasks=tuple(tuple(map(subtask, stage)) for stage in manifest.subtasks),
-        channels=tuple(replace(each, handle=moved(each.handle)) for each in manifest.channels),
-    )
 
 
 def _read_file(store: FileStore, handle: FileState) -> bytes:

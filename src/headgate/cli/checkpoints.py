@@ -202,8 +202,8 @@ def described(found: Stored, manifest: Manifest, manifest_bytes: int) -> dict[st
         "sizeBytes": manifest_bytes + sum(files.values()),
         "files": len(files),
         "splits": sum(each["splits"] for each in sources if each["splits"] is not None),
-        "rowsInFlight": sum(channel.rows for channel in manifest.channels),
-        "bytesInFlight": sum(channel.size_bytes for channel in manifest.channels),
+        "rowsInFlight": sum(each.rows for each in manifest.in_flight),
+        "bytesInFlight": sum(each.size_bytes for each in manifest.in_flight),
         "sources": sources,
         "operators": _operators(manifest),
         "exchanges": [
@@ -216,7 +216,7 @@ def described(found: Stored, manifest: Manifest, manifest_bytes: int) -> dict[st
 
 
 def _files(manifest: Manifest) -> list[FileState]:
-    from headgate.checkpoint.storage import files_of
+    from headgate.checkpoint.named_files import files_of
 
     enumerators = [entry.enumerator for entry in manifest.sources.values()]
     return [*files_of(manifest), *(each for each in enumerators if not hasattr(each, "data"))]
@@ -295,7 +295,7 @@ def differences(older: Manifest, newer: Manifest) -> dict[str, list[dict[str, An
         return {
             "id": manifest.checkpoint_id, "kind": manifest.kind.value, "queryId": manifest.query_id,
             "run": manifest.run, "epoch": manifest.epoch, "createdMs": manifest.created_ms,
-            "parallelism": manifest.parallelism, "rowsInFlight": sum(each.rows for each in manifest.channels),
+            "parallelism": manifest.parallelism, "rowsInFlight": sum(each.rows for each in manifest.in_flight),
             **{f"fixed options of {uid!r}": entry.fixed for uid, entry in manifest.sources.items()},
             **{f"signature of {uid!r}": text for uid, text in manifest.signatures.items()},
         }  # fmt: skip

@@ -159,7 +159,7 @@ def consequences(manifest: Manifest, all_moves: list[Move]) -> list[str]:
     keyed = sorted(
         {uid for stage in manifest.subtasks for task in stage for uid, each in task.keyed.items() if each.chunks}
     )
-    in_flight = sum(channel.rows for channel in manifest.channels)
+    in_flight = sum(each.rows for each in manifest.in_flight)
     notes = []
     if forward:
         notes.append(
@@ -178,8 +178,8 @@ def consequences(manifest: Manifest, all_moves: list[Move]) -> list[str]:
         notes.append(f"The state by key of {', '.join(map(repr, keyed))} stays as it is.")
     if in_flight:
         notes.append(
-            f"{in_flight} rows in flight were read before: they are processed whatever the positions are. To be rid of "
-            "one of them, start from a savepoint, which has none in flight."
+            f"{in_flight} rows in flight were read before: they are processed whatever the positions are. A savepoint "
+            "has none if the option 'execution.checkpointing.unaligned.enabled' of its query is false."
         )
     notes.append(
         "Start with it, .start(fromSavepoint=...), at another 'checkpointLocation': at its own the query goes on from "

@@ -205,6 +205,12 @@ def checkpoints_during_recovery(options: Options) -> bool:
     return bool(options[_RECOVER_DOWNSTREAM] if options[_DURING_RECOVERY] is None else options[_DURING_RECOVERY])
 
 
+def alignment_timeout_ms(options: Options) -> int | None:
+    """Return how long barriers keep their place among the rows, in milliseconds; None: for ever."""
+    timeout_ms: int = options["execution.checkpointing.aligned-checkpoint-timeout"]
+    return timeout_ms if options[f"{_UNALIGNED}.enabled"] else None
+
+
 def autoscaler_options(options: Options) -> AutoscalerOptions | None:
     """Return how the autoscaler is to work; None: it is off.
 

@@ -39,11 +39,48 @@ class FileState(msgspec.Struct, frozen=True, tag="file", omit_defaults=True, gc=
 StateHandle = InlineState | FileState
 
 
-class SplitState(msgspec.Struct, frozen=True):
-    """A split at its position: its id, and the bytes that the source's ``split_serializer`` made."""
+class InFlightRows(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Rows that a reader emitted and that its subtask had not begun to process.
+
+    Parameters
+    ----------
+    handle
+        An Arrow IPC stream, a record batch per buffer, in their order: a part of a file that has those of other splits
+        of the subtask as well, or in the manifest.
+    buffers, rows, size_bytes
+        How many buffers and rows, and how large the buffers were.
+    """
+
+    handle: StateHandle
+    buffers: int
+    rows: int
+    size_bytes: int
+
+
+class SplitState(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A split at its position.
+
+    Parameters
+    ----------
+    split_id
+        The split.
+    data
+        The bytes that the source's ``split_serializer`` made: the position is after ``in_flight``.
+    in_flight
+        Rows before the position that were not processed: whoever gets the split processes them first.
+    ended
+        The reader has read it to its end: it is finished when ``in_flight`` is processed, and not read any more.
+    """
 
     split_id: str
     data: bytes
+    in_flight: InFlightRows | None = None
+    ended: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a source's bytes say all of it."""
+        return self.in_flight is None and not self.ended
 
 
 class FinishedSplit(msgspec.Struct, frozen=True):
@@ -68,7 +105,7 @@ class ReaderState(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     splits
-        The splits that are not finished, at the position after what was emitted.
+        The splits that are not finished, at the position after what was emitted, with what of that is not processed.
     finished
         Ends that no completed checkpoint's enumerator is known to know.
     """

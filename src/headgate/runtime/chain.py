@@ -2,18 +2,16 @@
 
 Never: start a thread, read a clock other than the one it is given, or run a user's function longer than its slice.
 
-What a source emits waits in a queue. `process_some` takes it on, a slice at a time, so that mails of the mailbox get
-their turn in between however large a batch is. What a slice gave rise to is put before what waits: rows of
-a split stay in order, and no more waits than what one poll emitted and one slice gave.
+A batch that a reader emits waits at the entry. `process_some` takes from it as many rows as make one slice for whatever
+is downstream (`entry_rows`), and takes no more before these have gone through: mails of the mailbox get their turn in
+between, however large a batch is. What a slice gave rise to is put before what waits, so rows of a split stay in order.
 
-Exactly once: a reader's position is after the rows that wait here. So the runner polls no reader while something
-waits, and takes a snapshot only when nothing does: `process_some` returned False (`snapshot` asserts it). A barrier's
-mail is read at once; its snapshot waits for the slices that are left, with mails between them. The other way, to
-drain in the barrier's own mail, would make that mail as long as all slices together.
-
-Downstream of an exchange the input gate is polled instead, and what is left of a buffer goes back to it
-(`entry_rows`): a snapshot waits for one slice, and the rest is channel state. Rows that a barrier waits for may
-overdraw an exchange's room, by what one slice gives (``overdraft``): else a slow consumer would hold up checkpoints.
+Exactly once: a reader's position is after the rows that wait here, so no reader is polled while any do. A snapshot is
+taken when the slice that was begun has gone through (`snapshot` asserts it): it waits for one slice. What is left at
+the entry then is in-flight state of its split (`rows_in_flight`), and is processed after the snapshot. Likewise,
+downstream of an exchange the input gate holds what is left of a buffer, which is channel state. Rows that a barrier
+waits for may overdraw an exchange's room, by what one slice gives (``overdraft``): else a slow consumer would hold up
+checkpoints.
 
 Watermarks, ends and times go through the operators one after the other, what each emits before it goes on.
 
@@ -28,11 +26,12 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import pyarrow as pa
@@ -47,6 +46,7 @@ from headgate.operators.operator import Emit, KeyedChunk, KeyedOperator, Operato
 from headgate.operators.with_watermark import WithWatermark
 from headgate.protocol.operator_context import OperatorContext
 from headgate.protocol.state import OperatorState
+from headgate.runtime.chain_figures import ChainFigures, OperatorFigures
 from headgate.runtime.clocks import work_ms
 from headgate.runtime.slices import LONGEST_TRIAL_MS, SliceController
 from headgate.sink import SinkWriter
@@ -55,57 +55,21 @@ from headgate.task.watermark_flow import WatermarkFlow
 
 _log = logging.getLogger(__name__)
 
+FIRST_ROWS = 64
+"""So many rows at most reach an operator before anything is known of it, as far as rows before them show."""
 MAIL_MS = 10.0
 """No further slice begins in a step that has taken this long, in milliseconds: small batches share a step."""
 
 
-class OperatorFigures(msgspec.Struct):
-    """What an operator or the sink did since the deployment: rows it took and gave, and its time in milliseconds."""
-
-    rows_in: int = 0
-    rows_out: int = 0
-    busy_ms: float = 0.0
-
-
-class ChainFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What a chain did since the deployment.
-
-    Parameters
-    ----------
-    rows_in
-        By the uid of a source: rows that it emitted.
-    rows_out
-        By the uid of a sink: rows that it was given.
-    busy_ms
-        By the uid of an operator or a sink: the time it took, in milliseconds.
-    watermark_ms
-        The sink's watermark; None: there is none.
-    skipped
-        Records that could not be processed, whether written elsewhere or not.
-    late
-        Rows that came after the watermark, whether written elsewhere or not.
-    unpublished_ms
-        By the uid of a sink: how long its oldest rows of a complete checkpoint have waited to be published; absent:
-        none wait.
-    operators
-        By the uid of an operator or the sink: rows in and out.
-    rows_received, rows_sent
-        Rows of the exchanges that the stage consumes, and that it produces.
-    """
-
-    rows_in: dict[str, int]
-    rows_out: dict[str, int]
-    busy_ms: dict[str, int]
-    watermark_ms: int | None
-    skipped: int
-    late: int
-    unpublished_ms: dict[str, int]
-    operators: dict[str, OperatorFigures]
-    rows_received: int
-    rows_sent: int
-
-
 # What waits.
+
+
+class _Emitted(msgspec.Struct, frozen=True):
+    """Rows of a source's split that no operator has seen."""
+
+    source: str
+    batch: pa.RecordBatch
+    split: str
 
 
 class _Rows(msgspec.Struct, frozen=True):
@@ -227,10 +191,17 @@ class StageChain:
             uid: SliceController(longest_trial_ms=longest_trial_ms)
             for uid in (*self._operators, *self._outputs, *([SINK_UID] if self._stage.has_sink else []))
         }
-        self._after = {uid: {each: self._fed_by(each) for each in self._feeds[uid]} for uid in self._stage.inputs}
+        self._after = {
+            uid: {each: None for first in self._feeds[uid] for each in self._fed_by(first)} for uid in schemas
+        }
+        self._entered = dict.fromkeys(schemas, 0)  # rows of each input that operators were given
+        self._arrived = {uid: dict.fromkeys(after, 0) for uid, after in self._after.items()}  # and where these came to
         self._figures = {uid: OperatorFigures() for uid in self._slices}
         self._inputs = {uid: ChainInput(self, uid, schema) for uid, schema in schemas.items()}
         self._waiting: deque[_Rows | _Note | _Step] = deque()
+        self._entry: deque[_Emitted | _Note] = deque()  # after all of that
+        self._notes: deque[Any] = self._entry if self._stage.sources else self._waiting
+        self._written: tuple[int, float] | None = None  # by a sink that has no room since: how many rows, and when
         self._opened: list[Operator] = []
         self._writers: dict[str, SinkWriter] = {}
         self._skipped = 0
@@ -283,15 +254,35 @@ class StageChain:
 
     def ready(self) -> Future[None] | None:
         """Return None if `process_some` may go on, else a future that is done when it may (back pressure)."""
-        return self._first_full(self._writers.values()) or self._first_full(self._outputs.values())
+        return self.sinks_ready() or self._first_full(self._outputs.values())
 
     def entry_rows(self, uid: str) -> int:
-        """Return how many rows of an input make one slice: for whatever comes after it, too.
+        """Return how many rows of an input make one slice: for whatever is downstream of it, too.
 
-        A slow operator may follow a fast one, and a snapshot waits for all that the chain has taken. Of the rows
+        A slow operator may follow a fast one, and a snapshot waits for all that the chain has begun. Of the rows
         of an input an operator gets as many as it did so far: a filter's successor fewer, an explosion's more.
         """
-        return min(self._rows_for(first, each) for first, after in self._after[uid].items() for each in after)
+        entered, arrived = self._entered[uid], self._arrived[uid]
+        most = min(self._slices[each].rows for each in self._feeds[uid])
+        for each, came in arrived.items():
+            rows = self._slices[each].rows * entered // came if came else FIRST_ROWS * max(1, entered)
+            most = min(most, max(1, rows))
+        return most
+
+    def entry_ms(self) -> float:
+        """Return about how long it takes to process what waits at the entry, in milliseconds; infinite: not known."""
+        waiting: Counter[str] = Counter()
+        for item in self._entry:
+            if isinstance(item, _Emitted):
+                waiting[item.source] += item.batch.num_rows
+        return sum((self._expected_ms(uid, rows) for uid, rows in waiting.items()), 0.0)
+
+    def _expected_ms(self, uid: str, rows: int) -> float:
+        entered = self._entered[uid]
+        if not entered:
+            return math.inf
+        came = ((each, count) for each, count in self._arrived[uid].items() if count)
+        return sum((self._slices[each].expected_ms(rows * count / entered) for each, count in came), 0.0)
 
     def _fed_by(self, uid: str) -> list[str]:
         """Return the uids of all that rows of an operator, or what comes of them, go to; itself the first."""
@@ -300,40 +291,57 @@ class StageChain:
             reached += (to for to in self._feeds.get(each, ()) if to not in reached)
         return reached
 
-    def _rows_for(self, first: str, operator: str) -> int:
-        """Return how many rows of an operator make one slice of another one after it."""
-        entered, arrived = self._figures[first].rows_in, self._figures[operator].rows_in
-        return max(1, self._slices[operator].rows * entered // arrived) if arrived else self._slices[first].rows
-
     @property
     def waits(self) -> bool:
-        """Whether there is something for `process_some`."""
+        """Whether something was begun that is not processed."""
         return bool(self._waiting)
 
-    def process_some(self, *, overdraft: bool = False) -> bool:
+    @property
+    def entry_waits(self) -> bool:
+        """Whether something waits at the entry."""
+        return bool(self._entry)
+
+    def rows_in_flight(self, source: str) -> dict[str, list[pa.RecordBatch]]:
+        """Return the rows of a source that wait at the entry, by split, in their order."""
+        found: dict[str, list[pa.RecordBatch]] = {}
+        for item in self._entry:
+            if isinstance(item, _Emitted) and item.source == source:
+                found.setdefault(item.split, []).append(item.batch)
+        return found
+
+    def process_some(self, *, overdraft: bool = False, entry: bool = True) -> bool:
         """Take on what waits, about `MAIL_MS` and at most one slice longer; return whether there was anything.
 
-        ``overdraft``: a snapshot waits for it; the room of exchanges does not matter, that of sinks does.
+        ``overdraft``: a snapshot waits for it; the room of exchanges does not matter, that of sinks does. ``entry``:
+        what waits at the entry is begun as well.
 
         Raises
         ------
         HeadgateError
             A function failed, and bad records are not to be skipped; or the sink did.
         """
-        if not self._waiting:
+        if not (self._waiting or (entry and self._entry)):
             return False
         began_ms = self._clock_ms()
-        while self._waiting:
-            self._step(self._waiting.popleft())
+        while self._waiting or (entry and self._entry):
+            if not self._waiting:
+                self._begin(self._entry.popleft())
+            if self._waiting:
+                self._step(self._waiting.popleft())
             if self._clock_ms() - began_ms >= MAIL_MS:
                 break
-            if (self._first_full(self._writers.values()) if overdraft else self.ready()) is not None:
+            if (self.sinks_ready() if overdraft else self.ready()) is not None:
                 break
         return True
 
     def sinks_ready(self) -> Future[None] | None:
         """Return None if the sinks have room, else a future that is done when they do."""
-        return self._first_full(self._writers.values())
+        room = self._first_full(self._writers.values())
+        if room is None and self._written is not None:
+            rows, began_ms = self._written
+            self._written = None
+            self._slices[SINK_UID].took(rows, self._clock_ms() - began_ms)
+        return room
 
     def end_input(self) -> None:
         """Let each operator emit what it holds, after what waits; `process_some` does it."""
@@ -355,11 +363,11 @@ class StageChain:
         self._waiting.append(_Step(0, lambda operator, emit: operator.process_time(now_ms, emit), lambda: None))
 
     def snapshot(self, checkpoint_id: int, *, final: bool) -> Future[dict[str, OperatorState]]:
-        """Return what belongs to a checkpoint, by uid, once it is safe. Nothing waits when this is called.
+        """Return what belongs to a checkpoint, by uid, once it is safe. Nothing that was begun waits when it is called.
 
         ``final``: no rows follow.
         """
-        assert not self._waiting, f"{len(self._waiting)} slices wait: their rows would be in no checkpoint"
+        assert not self._waiting, f"{len(self._waiting)} slices were begun: their rows would be in no checkpoint"
         states = {uid: operator.snapshot(checkpoint_id) for uid, operator in self._operators.items()}
         under_way = {uid: writer.prepare_commit(checkpoint_id, final=final) for uid, writer in self._writers.items()}
         held = {uid: state for uid, state in states.items() if state is not None}
@@ -407,6 +415,7 @@ class StageChain:
     def close(self) -> None:
         """Close everything, whatever raises. What is in no checkpoint is thrown away."""
         self._waiting.clear()
+        self._entry.clear()
         parts: list[Operator | SinkWriter] = [*self._writers.values(), *self._opened]
         self._writers, self._opened = {}, []
         for part in parts:
@@ -418,17 +427,16 @@ class StageChain:
     # For the inputs.
 
     def take_rows(self, source: str, batch: pa.RecordBatch, split: str) -> None:
-        """Queue rows of a source, or of an exchange."""
-        if source in self._rows_in:
-            self._rows_in[source] += batch.num_rows
-        else:
+        """Take rows of a source, which wait at the entry; or a slice of an exchange's."""
+        if source not in self._rows_in:
             self._rows_received += batch.num_rows
-        if batch.num_rows:
-            self._waiting.extend(_Rows(*to, batch, source, split) for to in self._inputs_of[source])
+            self._give(source, batch, split)
+        elif batch.num_rows:
+            self._entry.append(_Emitted(source, batch, split))
 
     def take_note(self, run: Callable[[], None]) -> None:
         """Queue something to do after the rows that came before it."""
-        self._waiting.append(_Note(run))
+        self._notes.append(_Note(run))
 
     @property
     def watermarks(self) -> WatermarkFlow:
@@ -441,6 +449,24 @@ class StageChain:
             if room is not None and not room.done():
                 return room
         return None
+
+    def _begin(self, item: _Emitted | _Note) -> None:
+        """Begin with the first rows of what waits at the entry."""
+        if isinstance(item, _Note):
+            self._step(item)
+            return
+        batch, rows = item.batch, self.entry_rows(item.source)
+        if rows < batch.num_rows:
+            self._entry.appendleft(msgspec.structs.replace(item, batch=batch.slice(rows)))
+            batch = batch.slice(0, rows)
+        self._rows_in[item.source] += batch.num_rows
+        self._give(item.source, batch, item.split)
+
+    def _give(self, source: str, batch: pa.RecordBatch, split: str) -> None:
+        """Queue rows for the first operators."""
+        if batch.num_rows:
+            self._entered[source] += batch.num_rows
+            self._waiting.extend(_Rows(*to, batch, source, split) for to in self._inputs_of[source])
 
     def _step(self, item: _Rows | _Note | _Step) -> None:
         match item:
@@ -510,10 +536,21 @@ class StageChain:
             if self._event_time_operators.get(item.source) == item.uid:
                 self._report_event_times(item)
         took_ms = self._clock_ms() - began_ms
-        slices.took(rows, took_ms)
+        if item.source:
+            self._arrived[item.source][item.uid] += rows
+        if item.uid == SINK_UID and self._waits_for_rows():
+            self._written = rows, began_ms
+        else:
+            slices.took(rows, took_ms)
         figures = self._figures[item.uid]
         figures.rows_in += rows
         figures.busy_ms += took_ms
+
+    def _waits_for_rows(self) -> bool:
+        """Return whether the sink has no room until it has taken the rows that it was given."""
+        writer = self._writers[SINK_UID]
+        room = writer.ready() if writer.waits_for_rows else None
+        return room is not None and not room.done()
 
     def _report_event_times(self, item: _Rows) -> None:
         """Notify the output of a source that rows passed. What follows from it is queued after all that waits."""

@@ -2,9 +2,10 @@
 
 Never: decide what is next (`headgate.task.task_loop` does), or touch any of it on another thread than the subtask's.
 
-A batch that a reader emitted is cut into slices, which wait in the chain; the reader's position is after them already.
-After exchanges there is a gate instead of readers (`headgate.runtime.input_exchanges`): it holds what is left of a
-buffer, so that a snapshot waits for one slice at most.
+A batch that a reader emitted waits at the entry of the chain, which takes a slice of it at a time; the reader's
+position is after all of it already. After exchanges there is a gate instead of readers
+(`headgate.runtime.input_exchanges`), which holds what is left of a buffer. Either way a snapshot waits for one slice,
+and what is left belongs to it.
 
 Follows FLIP-27, "Reader Interface and Threading Model"; FLIP-547.
 """
@@ -22,7 +23,7 @@ import pyarrow as pa
 
 from headgate.errors import HeadgateError, TransportError
 from headgate.event_log import describe
-from headgate.graph.query_options import checkpoints_during_recovery
+from headgate.graph.query_options import alignment_timeout_ms, checkpoints_during_recovery
 from headgate.operators.exchange import Exchange
 from headgate.protocol import messages as msg
 from headgate.protocol.channels import Barrier, Buffer, ChannelId
@@ -90,7 +91,8 @@ class Execution:
         """Whether the last step found that not all outputs take rows."""
         self._user = user
         self._stage = context.stage
-        self._loop = loop.TaskLoop(source.uid for source in self._stage.sources)
+        uids = (source.uid for source in self._stage.sources)
+        self._loop = loop.TaskLoop(uids, alignment_timeout_ms(context.definition.options))
         self._opening: Iterator[None] | None = self._open_in_steps(operators)
         self._located: msg.SlotsLocated | None = None  # came before the gate was there
         self._recovers_first = False
@@ -280,15 +282,28 @@ class Execution:
         else:
             for each in self.inputs.values():
                 each.align()  # what event times that an operator found gave rise to
-            outputs_empty = not self._recovers_first or all(each.is_empty for each in self._outputs.values())
-            busy = self._handle(loop.ChainEmpty(room, barrier_waits, outputs_empty))
-            if self._chain.waits and not self.context.mailbox.has_mail:  # small batches take a turn, and not two
-                room, blocked = self._room()
-                busy = self._handle(loop.RowsWait(room, barrier_waits))
+                if self.may_end_splits:
+                    each.report_ended()
+            busy = self._handle(self._chain_empty(room, barrier_waits))
+            if (self._chain.waits or self._chain.entry_waits) and not self.context.mailbox.has_mail:
+                room, blocked = self._room()  # small batches take a turn, and not two
+                begun = loop.RowsWait(room, barrier_waits) if self._chain.waits else None
+                busy = self._handle(begun or self._chain_empty(room, barrier_waits))
         self.lacks_room = bool(blocked)
         if not busy:
             self._await(blocked)
         return busy
+
+    def _chain_empty(self, room: loop.Room, barrier_waits: bool) -> loop.ChainEmpty:
+        """Return what the loop must know when no slice that was begun waits."""
+        assert self._chain is not None
+        outputs_empty = not self._recovers_first or all(each.is_empty for each in self._outputs.values())
+        if not self._chain.entry_waits:
+            return loop.ChainEmpty(room, barrier_waits, outputs_empty)
+        if not self._loop.is_snapshot_due:
+            return loop.ChainEmpty(room, barrier_waits, outputs_empty, 0.0)
+        storable = all(each.can_store_rows() for each in self.inputs.values())
+        return loop.ChainEmpty(room, barrier_waits, outputs_empty, self._chain.entry_ms(), storable)
 
     @property
     def has_room(self) -> bool:
@@ -335,8 +350,8 @@ class Execution:
                 return True
         assert chain is not None
         match action:
-            case loop.Process(overdraft=overdraft):
-                chain.process_some(overdraft=overdraft)
+            case loop.Process(overdraft=overdraft, entry=entry):
+                chain.process_some(overdraft=overdraft, entry=entry)
             case loop.Poll(source=source, overdraft=overdraft):
                 if source is None:
                     return self._gate is not None and self._gate.poll(overdraft=overdraft)
@@ -401,7 +416,7 @@ class Execution:
     def _take_snapshot(self, order: machine.TakeSnapshot) -> None:
         assert self._chain is not None and self._snapshots is not None
         checkpoint_id = order.checkpoint_id
-        splits = {uid: each.snapshot(checkpoint_id) for uid, each in self.inputs.items()}
+        splits = {uid: each.snapshot(checkpoint_id, self._snapshots) for uid, each in self.inputs.items()}
         final = self._loop.has_ended
         operators = self._chain.snapshot(checkpoint_id, final=final)
         keyed = self._chain.snapshot_keyed(checkpoint_id)
@@ -427,6 +442,11 @@ class Execution:
         self._snapshots.store_output(uid, checkpoint_id, channels)
 
     # What readers report (`InputUser`).
+
+    @property
+    def may_end_splits(self) -> bool:
+        """See `InputUser`."""
+        return self._loop.reads and not self._loop.is_snapshot_due
 
     def handle(self, event: machine.Event) -> None:
         """See `InputUser`."""

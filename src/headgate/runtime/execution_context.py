@@ -51,7 +51,7 @@ class SlotServices(msgspec.Struct, frozen=True, kw_only=True):
     plane
         Its data plane; None for a query without an exchange.
     uploader
-        Stores keyed and channel state; None for a query without an exchange.
+        Stores keyed state and rows in flight; None only where nothing does, in tests.
     spill_folders
         A folder on each local disk: operators use the first, and channel state the first that has room.
     load
@@ -116,8 +116,8 @@ class ExecutionContext:
 
     @property
     def uploader(self) -> StateUploader:
-        """What stores the slot's keyed and channel state."""
-        assert self.services.uploader is not None, "a slot of a query with an exchange has an uploader"
+        """What stores the slot's keyed state and rows in flight."""
+        assert self.services.uploader is not None, "a slot has an uploader"
         return self.services.uploader
 
     @property

@@ -7,12 +7,13 @@ Follows FLIP-547, sections 4.2 to 4.4.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import pyarrow as pa
 
-from headgate.checkpoint.channel_bytes import read_channel
+from headgate.checkpoint.channel_bytes import read_channel, read_split
 from headgate.errors import StoredStateError
+from headgate.graph.stage_graph import SourceDefinition
 from headgate.operators.exchange import Partitioner
 from headgate.operators.operator import RestoredChunk
 from headgate.protocol.channels import ChannelId
@@ -20,6 +21,7 @@ from headgate.protocol.messages import RestoreProgress
 from headgate.protocol.state import (
     ChannelState,
     ChunkState,
+    InFlightRows,
     InlineState,
     KeyedState,
     RecoveredChannel,
@@ -106,8 +108,45 @@ def read_rows(context: ExecutionContext, state: ChannelState) -> Iterator[pa.Rec
     """
     channel = ChannelId(state.exchange, state.producer, state.consumer)
     schema = context.definition.graph.exchanges[state.exchange].schema
-    for batch in read_channel(context.uploader.open_channel(state.handle), channel, output=state.output):
+    for batch in read_channel(context.uploader.open_rows(state.handle), channel, output=state.output):
         yield batch if batch.schema.equals(schema) else _with_columns_of_now(batch, schema, state.exchange)
+
+
+def read_in_flight(
+    context: ExecutionContext, source: SourceDefinition, split_id: str, rows: InFlightRows
+) -> Callable[[], list[pa.RecordBatch]]:
+    """Return what reads the rows in flight of a split, in the columns that are read of the source now. Any thread.
+
+    It raises `StoredStateError` if they cannot be read, or lack a column.
+    """
+
+    def read() -> list[pa.RecordBatch]:
+        batches = read_split(context.uploader.open_rows(rows.handle), source.uid, split_id)
+        return [_with_columns_read_now(batch, source) for batch in batches]
+
+    return read
+
+
+def _with_columns_read_now(batch: pa.RecordBatch, source: SourceDefinition) -> pa.RecordBatch:
+    """Return rows with the columns that are read of their source now."""
+    if batch.schema.equals(source.schema):
+        return batch
+    try:
+        columns = [batch.column(field.name).cast(field.type) for field in source.schema]
+    except (KeyError, pa.ArrowException) as error:
+        was, now = (_columns_text(of) for of in (batch.schema, source.schema))
+        raise StoredStateError(
+            f"The checkpoint holds rows that were read from the source {source.uid!r} and not processed, in the "
+            f"columns {was}; now it has {now}: {error}. Start the query as it was, with the option "
+            "'execution.checkpointing.unaligned.enabled' set to false, end it with a savepoint, which then holds no "
+            "such rows, and start the changed one from that.",
+            what=source.uid, expected=now, found=was,
+        ) from error  # fmt: skip
+    return pa.RecordBatch.from_arrays(columns, schema=source.schema)
+
+
+def _columns_text(schema: pa.Schema) -> str:
+    return ", ".join(f"{each.name} {each.type}" for each in schema)
 
 
 def _with_columns_of_now(batch: pa.RecordBatch, schema: pa.Schema, exchange: str) -> pa.RecordBatch:
@@ -121,7 +160,7 @@ def _with_columns_of_now(batch: pa.RecordBatch, schema: pa.Schema, exchange: str
             for field in schema
         ]
     except pa.ArrowException as error:
-        was, now = (", ".join(f"{each.name} {each.type}" for each in of) for of in (batch.schema, schema))
+        was, now = (_columns_text(of) for of in (batch.schema, schema))
         raise StoredStateError(
             f"The checkpoint holds rows on their way through the exchange {exchange!r} in the columns {was}; now it "
             f"has {now}: {error}. End the query as it was with a savepoint, which holds no rows on their way, and "

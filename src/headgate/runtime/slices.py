@@ -12,6 +12,8 @@ Follows FLIP-27, "Reader Interface and Threading Model": a task answers its mail
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 CALL_MS = 40.0
@@ -73,6 +75,10 @@ class SliceController:
         self._calls = 0
         self.rows = 1
         """How many rows the next call gets at most."""
+
+    def expected_ms(self, rows: float) -> float:
+        """Return how long a call with so many rows is expected to take, in milliseconds; infinite before the first."""
+        return self._fixed_ms + self._row_ms * rows if self._sizes else math.inf
 
     def took(self, rows: int, duration_ms: float) -> None:
         """Take note of how long a call with so many rows took, in milliseconds."""

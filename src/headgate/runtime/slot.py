@@ -158,10 +158,11 @@ class SlotRuntime:
         )
 
     def _open_services(self) -> SlotServices:
-        """Return what the subtasks share; nothing where no exchange needs it."""
+        """Return what the subtasks share; only what stores and reads state where there is no exchange."""
         settings = self._settings
+        uploader = StateUploader(self._storage, f"{settings.run}-{self._slot}-{self._attempt}")
         if not self._definition.graph.exchanges:
-            return SlotServices(load=self._process.load)
+            return SlotServices(uploader=uploader, load=self._process.load)
         coordinator = host_of(settings.address)
         network = settings.data_network
         host = address_towards(coordinator) if network is None else address_in(network)
@@ -179,7 +180,7 @@ class SlotRuntime:
                 certified=coordinator,
                 unread_s=settings.heartbeat_timeout_ms / 1000,
             ),
-            uploader=StateUploader(self._storage, f"{settings.run}-{self._slot}-{self._attempt}"),
+            uploader=uploader,
             spill_folders=tuple(folders),
             load=self._process.load,
         )

@@ -4,7 +4,7 @@ Never: block; read a batch on the subtask's thread: what is stored is serialised
 
 A part's channel state is one file: that of all channels that are consumed, and for each exchange that is produced that
 of its channels. They are not put together, since a barrier passes them at different times: what is there first need not
-wait in memory for the rest.
+wait in memory for the rest. Rows in flight of a split are a file of their own, since splits go different ways.
 
 Follows FLIP-547, section 2.1.
 """
@@ -21,14 +21,14 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from headgate.checkpoint.channel_bytes import channel_chunks
+from headgate.checkpoint.channel_bytes import channel_chunks, split_chunks
 from headgate.checkpoint.state_uploader import StateUploader
-from headgate.futures import done_with, mapped
+from headgate.futures import done_with, gathered, mapped
 from headgate.protocol.channels import ChannelId
-from headgate.protocol.state import ChannelState, FileState, InlineState, StateHandle
+from headgate.protocol.state import ChannelState, FileState, InFlightRows, InlineState, StateHandle
 
 INLINE_BYTES = 4 << 10
-"""The channel state of a subtask that is in the manifest takes no more, however many channels there are."""
+"""The rows in flight of a subtask that are in the manifest take no more, however many channels and splits there are."""
 
 
 class StoredRows(msgspec.Struct, frozen=True):
@@ -105,8 +105,51 @@ def store_channels(
     if not channels:
         return done_with([])
     writing = _ChannelsFile(schemas, channels, relocated, output=output)
-    stored = uploader.store_channels(checkpoint_id, name, writing.chunks, inline_bytes)
+    stored = uploader.store_rows(checkpoint_id, name, writing.chunks, inline_bytes)
     return mapped(stored, writing.states)
+
+
+def store_splits(
+    uploader: StateUploader,
+    checkpoint_id: int,
+    name: str,
+    source: str,
+    schema: pa.Schema,
+    splits: Mapping[str, Sequence[pa.RecordBatch]],
+    inline_bytes: int,
+) -> Future[dict[str, InFlightRows]]:
+    """Store rows that a reader of a source emitted and that are not processed, by split, each in a file.
+
+    Parameters
+    ----------
+    name
+        The files', unique in the slot and the checkpoint but for the split.
+    source, schema
+        The source's uid and columns.
+    splits
+        The batches of each split that has any, in their order.
+    inline_bytes
+        How much of them may be in the manifest together.
+    """
+
+    def stored(number: int, split_id: str, batches: Sequence[pa.RecordBatch]) -> Future[InFlightRows]:
+        rows = sum(batch.num_rows for batch in batches)
+
+        def chunks() -> Iterator[bytes]:
+            return split_chunks(source, split_id, schema, batches, buffers=len(batches), rows=rows)
+
+        handle = uploader.store_split(
+            source, checkpoint_id, f"{name}-{number}", chunks, inline_bytes=inline_bytes // len(splits)
+        )
+        return mapped(handle, lambda handle: _in_flight(handle, batches, rows))
+
+    storing = [stored(number, *each) for number, each in enumerate(splits.items())]
+    return mapped(gathered(storing), lambda rows: dict(zip(splits, rows)))
+
+
+def _in_flight(handle: StateHandle, batches: Sequence[pa.RecordBatch], rows: int) -> InFlightRows:
+    size_bytes = sum(batch.nbytes for batch in batches)
+    return InFlightRows(handle=handle, buffers=len(batches), rows=rows, size_bytes=size_bytes)
 
 
 class _Written(msgspec.Struct):

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from headgate.futures import done_with, gathered, mapped
+from headgate.futures import gathered, mapped
 from headgate.operators.exchange import Exchange
 from headgate.operators.operator import KeyedChunk
 from headgate.protocol.channels import Barrier, Buffer, ChannelId
@@ -75,7 +75,9 @@ class Snapshots:
         self._outputs = tuple(context.stage.outputs)
         optional = (_GATE,) * has_gate + (_KEYED,) * has_keyed_state
         self._names = {_SPLITS, _OPERATORS, *self._outputs, *optional}
-        self._inline_bytes = INLINE_BYTES // max(1, has_gate + len(self._outputs))  # of each part
+        rows_in_flight = has_gate + len(self._outputs) + len(context.stage.sources)
+        self.inline_bytes = INLINE_BYTES // max(1, rows_in_flight)
+        """How much of the rows in flight of each part may be in the manifest, in bytes."""
         self._on_safe = on_safe
         self._parts: dict[int, SnapshotParts] = {}
         self.barriers: dict[int, Barrier] = {}
@@ -89,14 +91,15 @@ class Snapshots:
     def take(
         self,
         checkpoint_id: int,
-        splits: dict[str, tuple[SplitState, ...]],
+        splits: Mapping[str, Future[tuple[SplitState, ...]]],
         looked_ms: int | None,
         operators: Future[dict[str, OperatorState]],
         keyed: Mapping[str, Sequence[KeyedChunk]],
     ) -> Barrier | None:
         """Begin to make a snapshot safe, and return the barrier that goes to the exchanges."""
         parts = self._parts_of(checkpoint_id)
-        parts.add(_SPLITS, done_with((splits, looked_ms)))
+        found = gathered([*splits.values()])
+        parts.add(_SPLITS, mapped(found, lambda states: (dict(zip(splits, states)), looked_ms)))
         parts.add(_OPERATORS, operators)
         if keyed:
             stored = [self._context.uploader.store_keyed(uid, chunks) for uid, chunks in keyed.items()]
@@ -134,14 +137,18 @@ class Snapshots:
         stored = store_channels(
             context.uploader,
             checkpoint_id,
-            f"{context.deployed.stage}-{context.number}-{name}",
+            self.file_name(name),
             schemas,
             channels,
             relocated,
             output=output,
-            inline_bytes=self._inline_bytes,
+            inline_bytes=self.inline_bytes,
         )
         self._parts_of(checkpoint_id).add(part, stored)
+
+    def file_name(self, part: str) -> str:
+        """Return the name of the file of a part's rows in flight."""
+        return f"{self._context.deployed.stage}-{self._context.number}-{part}"
 
     def _parts_of(self, checkpoint_id: int) -> SnapshotParts:
         parts = self._parts.get(checkpoint_id)

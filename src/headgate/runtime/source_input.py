@@ -1,6 +1,10 @@
 """One source's reader in a subtask, and its output: splits in, rows out, and what alignment decides of splits.
 
-Never: touch the reader on another thread than the subtask's.
+Never: touch the reader on another thread than the subtask's; report the end of a split before all of its rows are
+processed, or while a snapshot is due, which would not have it.
+
+Rows in flight come with the split that they are of. They are read on another thread and emitted as the reader emitted
+them, and only then does the reader get the split.
 
 What alignment decides while the reader is called is carried out when it has returned. A source that is paused is not
 polled; its messages, timers, snapshots and end go on.
@@ -16,13 +20,20 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, ParamSpec, Protocol, TypeVar
 
+import msgspec
+import pyarrow as pa
+
 from headgate.errors import UnsupportedOperationError
+from headgate.futures import done_with, mapped
 from headgate.graph.stage_graph import SourceDefinition
-from headgate.protocol.state import SplitState
+from headgate.protocol.state import InFlightRows, SplitState
 from headgate.readers import AskedInVain, SourceReaderBase
 from headgate.runtime.chain import StageChain
 from headgate.runtime.execution_context import ExecutionContext
 from headgate.runtime.mailbox import Mail
+from headgate.runtime.restored import read_in_flight
+from headgate.runtime.snapshot_parts import store_splits
+from headgate.runtime.snapshots import Snapshots
 from headgate.source import Boundedness, InputStatus, MetricGroup, SourceEvent, SourceReader, SourceReaderContext
 from headgate.source.metrics import Collected
 from headgate.task import subtask as machine
@@ -45,6 +56,10 @@ class InputUser(Protocol):
     @property
     def is_over(self) -> bool:
         """Whether the execution is closed, or being closed."""
+
+    @property
+    def may_end_splits(self) -> bool:
+        """Whether ends of splits may be reported: not while a snapshot is due, of which they would be left out."""
 
     def handle(self, event: machine.Event) -> None:
         """Give an event to the subtask machine."""
@@ -78,11 +93,16 @@ class SourceInput:
         self.uid = uid = source.uid
         self._context = context
         self._user = user
+        self._definition = source
         self._source = source.source
+        self._chain = chain
         self.status = InputStatus.MORE_AVAILABLE
         self._known: dict[str, bytes] = {}  # splits as they were seen last; of those that ended, until the next poll
-        self._ended: list[str] = []  # by the last poll
-        self._unreported: list[str] = []  # of those, what the machine does not know yet
+        self._loading: dict[str, tuple[SplitState, Future[list[pa.RecordBatch]]]] = {}  # not given to the reader yet
+        self._asked = False  # for a split
+        self._for_reader: deque[Callable[[], None]] = deque()  # what follows upon these
+        self._ending: dict[str, None] = {}  # read to their ends, which are not reported
+        self._unreported: list[str] = []  # of those, the ones whose rows are processed
         self._available: Future[None] | None = None  # the last that was waited for
         self._pausing: deque[tuple[Collection[str], Collection[str]]] = deque()  # what alignment decided of splits
         self._paused_splits: set[str] = set()  # by themselves
@@ -113,15 +133,57 @@ class SourceInput:
         self._arm_timer()
 
     def add_splits(self, splits: tuple[SplitState, ...]) -> None:
-        """Read these splits, too."""
-        read = [self._source.split_serializer.deserialize(split.data) for split in splits]
+        """Read these splits, too, after their rows in flight."""
         self._known |= {split.split_id: split.data for split in splits}
         self._polled.forget()
         if not self.output.ended:  # else the input was drained: they are kept, and not read
             self.output.advance_time(self._context.now_ms())  # else they would be silent since it was called last
-            for split in read:
+            for split in splits:
                 self.output.add_split(split.split_id)
-        self._call(self.reader.add_splits, read)
+        asked, self._asked = self._asked, False
+        for split in splits:
+            if not split.is_plain:
+                self._load(split)
+        plain = [split for split in splits if split.is_plain]
+        if plain:
+            self._give(plain)
+        if asked and all(split.ended for split in splits):  # the reader gets none of them, and waits for one
+            self._request(machine.RequestMade(self.uid))
+
+    def _load(self, split: SplitState) -> None:
+        """Read the rows in flight of a split, and have it given to the reader after them."""
+        rows: Future[list[pa.RecordBatch]] = done_with([])
+        if split.in_flight is not None:
+            read = read_in_flight(self._context, self._definition, split.split_id, split.in_flight)
+            rows = self._context.uploader.load(read)
+        self._loading[split.split_id] = split, rows
+        rows.add_done_callback(lambda _: self._context.mailbox.post(Mail(lambda: self._on_loaded(split, rows))))
+
+    def _on_loaded(self, split: SplitState, rows: Future[list[pa.RecordBatch]]) -> None:
+        if self._user.is_over:
+            return
+        batches = rows.result()
+        if self.output.ended:
+            return  # it stays as it is
+        del self._loading[split.split_id]
+        self.output.advance_time(self._context.now_ms())
+        of_split = self.output.create_output_for_split(split.split_id)
+        for batch in batches:
+            of_split.emit_batch(batch)
+        if split.ended:
+            self.output.release_output_for_split(split.split_id)
+        self._give([] if split.ended else [split])
+        while self._for_reader and not self._loading:
+            self._for_reader.popleft()()
+
+    def _give(self, splits: Sequence[SplitState]) -> None:
+        """Give the reader splits, if there are any, and carry out what alignment decides of it."""
+        if splits:
+            read = [self._source.split_serializer.deserialize(split.data) for split in splits]
+            self._call(self.reader.add_splits, read)
+            paused = self._paused_splits.intersection(split.split_id for split in splits)
+            if paused:  # when the reader did not have them
+                self._pausing.append((paused, ()))
         if self.output.aligns_splits and not (self._asked_to_pause or self.output.ended):
             self._ask_to_pause()
         self.align()
@@ -141,12 +203,18 @@ class SourceInput:
             self.align()
 
     def notify_no_more_splits(self) -> None:
-        """Notify the reader that no split follows."""
+        """Notify the reader that no split follows, after those that it is to get."""
+        if self._loading:
+            self._for_reader.append(self.notify_no_more_splits)
+            return
         self._call(self.reader.notify_no_more_splits)
         self._wake()
 
     def handle_event(self, payload: bytes) -> None:
-        """Give the reader an event of its enumerator."""
+        """Give the reader an event of its enumerator, after the splits that came before."""
+        if self._loading:
+            self._for_reader.append(lambda: self.handle_event(payload))
+            return
         event: SourceEvent = pickle.loads(payload)
         self._call(self.reader.handle_source_event, event)
         self._wake()
@@ -157,14 +225,10 @@ class SourceInput:
 
     def poll(self, now_ms: int) -> InputStatus:
         """Poll the reader, and return what it may have now."""
-        for split_id in self._ended:
-            self._known.pop(split_id, None)
-        self._ended.clear()
         self.output.advance_time(now_ms)
         splits = len(self.output.split_ids())
         self.status = self._call(self.reader.poll_next, self.output)
         self._polled.returned(began_ms=now_ms, splits=splits, empty=self.status is InputStatus.NOTHING_AVAILABLE)
-        self._report_ended()
         self.align()
         if self.status is InputStatus.END_OF_INPUT:
             self.output.end_input()
@@ -172,16 +236,46 @@ class SourceInput:
             self._wait()
         return self.status
 
-    def snapshot(self, checkpoint_id: int) -> tuple[SplitState, ...]:
-        """Return where the splits are."""
-        return tuple(self._state_of(split) for split in self._call(self.reader.snapshot_state, checkpoint_id))
+    def snapshot(self, checkpoint_id: int, snapshots: Snapshots) -> Future[tuple[SplitState, ...]]:
+        """Return where the splits are, once the rows of them that wait in the chain are safe."""
+        waiting = self._chain.rows_in_flight(self.uid)
+        read = {split.split_id: split for split in self._call(self.reader.snapshot_state, checkpoint_id)}
+        states = {split_id: self._state_of(split) for split_id, split in read.items()}
+        for split_id in self._ending:  # where it was last: nobody reads it again
+            states[split_id] = SplitState(split_id, self._known[split_id], ended=True)
+        for split_id in waiting.keys() - states.keys():  # the reader forgot it without a word
+            states[split_id] = SplitState(split_id, self._known[split_id], ended=True)
+        states |= {split_id: split for split_id, (split, _) in self._loading.items()}
+
+        def with_rows(stored: Mapping[str, InFlightRows]) -> tuple[SplitState, ...]:
+            return tuple(
+                msgspec.structs.replace(state, in_flight=stored[split_id]) if split_id in stored else state
+                for split_id, state in states.items()
+            )
+
+        if not waiting:
+            return done_with(with_rows({}))
+        stored = store_splits(
+            self._context.uploader,
+            checkpoint_id,
+            snapshots.file_name("source"),
+            self.uid,
+            self._definition.schema,
+            waiting,
+            snapshots.inline_bytes,
+        )
+        return mapped(stored, with_rows)
+
+    def can_store_rows(self) -> bool:
+        """Return whether the rows that wait in the chain belong to splits: not those that were emitted for none."""
+        return self._known.keys() >= self._chain.rows_in_flight(self.uid).keys()
 
     def positions(self) -> tuple[int, dict[str, bytes]]:
         """Return how many splits are being read, and if these are few enough to be reported: where each is."""
-        splits = self._splits()
-        if len(splits) > MOST_POSITIONS:
-            return len(splits), {}
-        count, found = positions_of(tuple(map(self._state_of, splits)))
+        splits, loading = self._splits(), [split for split, _ in self._loading.values()]
+        if len(splits) + len(loading) > MOST_POSITIONS:
+            return len(splits) + len(loading), {}
+        count, found = positions_of((*map(self._state_of, splits), *loading))
         self._known |= found
         return count, found
 
@@ -204,7 +298,9 @@ class SourceInput:
         available = None if self.status is not InputStatus.NOTHING_AVAILABLE else self._available
         waits = available is not None and not available.done()  # the reader would say that there is something
         until_ms = now_ms if waits else self._polled.until_ms
-        return {} if until_ms is None else dict.fromkeys(self.output.split_ids(), until_ms)
+        if until_ms is None:
+            return {}
+        return dict.fromkeys((each for each in self.output.split_ids() if each not in self._loading), until_ms)
 
     def position_of(self, split_id: str) -> bytes | None:
         """Return where a split is; of one that has ended, or whose reader raised, where it was known to be last."""
@@ -291,22 +387,30 @@ class SourceInput:
         return splits
 
     def end(self, split_id: str) -> None:
-        """Note that a split was read to its end."""
-        self._ended.append(split_id)
-        self._unreported.append(split_id)
+        """Note that a split was read to its end; it is reported when its rows are processed."""
+        self._ending[split_id] = None
+        if self._chain.entry_waits:
+            self._chain.take_note(lambda: self._unreported.append(split_id))
+        else:
+            self._unreported.append(split_id)
         if split_id in self._paused_splits:  # it is not resumed any more
             self._paused_splits.remove(split_id)
             self._count_paused()
 
-    def _report_ended(self) -> None:
+    def report_ended(self) -> None:
+        """Report the ends of splits whose rows are processed. No snapshot is due."""
         ended, self._unreported = tuple(self._unreported), []
+        for split_id in ended:
+            del self._ending[split_id], self._known[split_id]
         if ended:
             self._user.handle(machine.SplitsEnded(self.uid, ended))
 
     def _request(self, event: machine.RequestMade | machine.EventMade) -> None:
-        """Pass on what the reader wants, after the ends that led to it; a reader that is being closed wants nothing."""
+        """Pass on what the reader wants, after the ends whose rows are processed, unless it is being closed."""
         if not self._user.is_over:
-            self._report_ended()
+            if self._user.may_end_splits:
+                self.report_ended()
+            self._asked = self._asked or isinstance(event, machine.RequestMade)
             self._user.handle(event)
 
     def _call(self, method: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> T:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from typing import ClassVar
 
 import pyarrow as pa
 
@@ -19,6 +20,11 @@ from headgate.protocol.state import OperatorState
 
 class SinkWriter(ABC):
     """One subtask's end of a sink. All methods run on the mailbox thread and none blocks for long."""
+
+    waits_for_rows: ClassVar[bool] = False
+    """Whether `ready` says that there is room only when the rows before were taken by code of the user's, which may be
+    slow: then the time until there is room is that of the rows, and so many are written at a time as take little of it.
+    """
 
     @abstractmethod
     def write(self, batch: pa.RecordBatch) -> None:

@@ -45,7 +45,11 @@ class SourceOutput(ABC):
 
     @abstractmethod
     def emit_batch(self, batch: pa.RecordBatch) -> None:
-        """Emit rows. The columns are those of `SourceReaderContext.schema`, in that order."""
+        """Emit rows. The columns are those of `SourceReaderContext.schema`, in that order.
+
+        Rows on a split's own output are state of that split until they are processed. A checkpoint waits for rows on
+        the output of a whole reader, because they belong to no split.
+        """
 
     @abstractmethod
     def emit_watermark(self, timestamp_ms: int) -> None:

@@ -6,13 +6,15 @@ is ordered and reports what came of it.
 One execution has one loop. Between two turns the driver answers its mailbox; each turn begins with what there is:
 
 - `OpeningContinues`: parts of the execution are still to be opened;
-- `RowsWait`: rows that were emitted wait in the chain, to be processed a slice at a time;
-- `ChainEmpty`: none does, so a snapshot may be taken, or something be read.
+- `RowsWait`: a slice that was begun waits in the chain;
+- `ChainEmpty`: none does, so a snapshot may be taken, the next slice be begun, or something be read.
 
-A snapshot is taken when no row waits: the positions of readers are after the rows that wait. What was ordered after it
-waits with it, because it does not belong to the checkpoint: a split that is in both, the enumerator's state and the
-reader's, would be read twice. Rows that a snapshot waits for need no room of an exchange's (*overdraft*): a slow
-consumer would hold up checkpoints otherwise.
+A snapshot is taken between two slices. Rows that a reader emitted wait at the entry of the chain until then, and those
+of which no slice was begun belong to the snapshot, as in-flight state of their splits. It waits for them only if that
+takes no longer than a call may, or if barriers keep their place: for the alignment time-out, for a drain, and for rows
+that belong to no split. What was ordered after a snapshot waits with it, because it does not belong to the checkpoint:
+a split that is in both, the enumerator's state and the reader's, would be read twice. Rows that a snapshot waits for
+need no room of an exchange's (*overdraft*): a slow consumer would hold up checkpoints otherwise.
 
 Follows FLIP-27, "Reader Interface and Threading Model".
 """
@@ -36,6 +38,10 @@ Order = (
     | subtask.StartReading | subtask.TakeSnapshot | subtask.ResumeReading | subtask.NotifyOperators
 )  # fmt: skip
 """What the subtask machine wants of the readers and of the chain."""
+
+
+BRIEF_MS = 40
+"""A snapshot waits for rows at the entry if it is taken within this time all the same, in milliseconds."""
 
 
 class Room(Enum):
@@ -82,7 +88,7 @@ class CheckpointGivenUp(msgspec.Struct, frozen=True):
 
 
 class RowsWait(msgspec.Struct, frozen=True):
-    """A turn: rows wait in the chain.
+    """A turn: a slice that was begun waits in the chain.
 
     Parameters
     ----------
@@ -97,17 +103,24 @@ class RowsWait(msgspec.Struct, frozen=True):
 
 
 class ChainEmpty(msgspec.Struct, frozen=True):
-    """A turn: no row waits in the chain; room and barrier as in `RowsWait`.
+    """A turn: nothing waits in the chain that was begun; room and barrier as in `RowsWait`.
 
     Parameters
     ----------
     outputs_empty
         Whether no buffer waits in an exchange.
+    entry_ms
+        About how long it takes to process what readers emitted, which waits at the entry, in milliseconds; infinite:
+        that is not known; None: nothing waits.
+    storable
+        Whether each row that waits there belongs to a split.
     """
 
     room: Room
     barrier_waits: bool = False
     outputs_empty: bool = True
+    entry_ms: float | None = None
+    storable: bool = True
 
 
 class SourcePolled(msgspec.Struct, frozen=True):
@@ -157,9 +170,18 @@ class CarryOut(msgspec.Struct, frozen=True):
 
 
 class Process(msgspec.Struct, frozen=True):
-    """Process a slice of what waits. ``overdraft``: exchanges without room take rows, too."""
+    """Process what waits for a short while.
+
+    Parameters
+    ----------
+    overdraft
+        Whether exchanges without room take rows, too.
+    entry
+        Whether slices of what waits at the entry are begun.
+    """
 
     overdraft: bool
+    entry: bool = True
 
 
 class DrainInput(msgspec.Struct, frozen=True):
@@ -218,6 +240,8 @@ class TaskLoop(Machine):
     ----------
     sources
         The sources that it reads; none after exchanges.
+    alignment_timeout_ms
+        How long a snapshot waits for rows at the entry in any case, in milliseconds; None: until all are processed.
 
     Examples
     --------
@@ -231,8 +255,8 @@ class TaskLoop(Machine):
     >>> loop.handle(Ordered(subtask.TakeSnapshot(7, drain=False, suspend=False)), 0)
     []
     >>> loop.handle(RowsWait(Room.SINKS), 1)
-    [Process(overdraft=True)]
-    >>> loop.handle(ChainEmpty(Room.ALL), 2)
+    [Process(overdraft=True, entry=False)]
+    >>> loop.handle(ChainEmpty(Room.ALL, entry_ms=30_000.0), 2)
     [PrepareSnapshot()]
     """
 
@@ -256,13 +280,15 @@ class TaskLoop(Machine):
         Row("recovering",           CheckpointGivenUp, SAME, IGNORED, "no snapshot was ordered"),
         Row("idle, reading, ended", RowsWait,          SAME, [Process, Maybe(SetReadable)]),
         Row("idle, reading, ended", RowsWait,          SAME, [Maybe(SetReadable)], "nobody takes rows", when="full"),
+        Row("reading, ended",       ChainEmpty,        SAME, [Process, Maybe(SetReadable)],
+            "what readers emitted comes before all else", when="emitted"),
         Row("reading",              ChainEmpty,        SAME, [Poll, Maybe(SetReadable)],
             "the gate, or the next source that may have something"),
         Row("reading",              ChainEmpty,        "ended", [EndInput, Maybe(SetReadable)], "all have ended",
             when="last"),
         Row("reading",              ChainEmpty,        SAME, [Maybe(SetReadable)], "nobody takes rows, or has any",
             when="full"),
-        Row("idle, ended",          ChainEmpty,        SAME, [Maybe(SetReadable)], "nothing is read"),
+        Row("idle, ended",          ChainEmpty,        SAME, [Maybe(SetReadable)], "nothing is read, nor begun"),
         Row("snapshot due",         RowsWait,          SAME, [Process, Maybe(SetReadable)], "exchanges take them"),
         Row("snapshot prepared",    RowsWait,          SAME, [Process, Maybe(SetReadable)],
             "what operators emitted before the barrier"),
@@ -271,8 +297,12 @@ class TaskLoop(Machine):
         Row("snapshot due",         ChainEmpty,        SAME, [DrainInput, Maybe(SetReadable)],
             "the end comes before the barrier",
             when="drain"),
-        Row("snapshot due",         ChainEmpty,        "snapshot prepared", [PrepareSnapshot, Maybe(SetReadable)]),
-        Row("snapshot due",         ChainEmpty,        SAME, [Maybe(SetReadable)], "no sink takes rows", when="full"),
+        Row("snapshot due",         ChainEmpty,        "snapshot prepared", [PrepareSnapshot, Maybe(SetReadable)],
+            "what waits at the entry is its state"),
+        Row("snapshot due",         ChainEmpty,        SAME, [Process, Maybe(SetReadable)],
+            "soon processed, or barriers keep their place", when="emitted"),
+        Row("snapshot due",         ChainEmpty,        SAME, [Maybe(SetReadable)],
+            "likewise, and no sink takes rows", when="full"),
         # Four outcomes, for the state afterwards is that before the snapshot, or another snapshot was ordered.
         Row("snapshot prepared",    ChainEmpty,        "idle", [Snapshot, Maybe(CarryOut), Maybe(SetReadable)],
             "it suspends, or nothing was read before"),
@@ -280,7 +310,6 @@ class TaskLoop(Machine):
         Row("snapshot prepared",    ChainEmpty,        "ended", [Snapshot, Maybe(CarryOut)]),
         Row("snapshot prepared",    ChainEmpty,        "snapshot due",
             [Snapshot, Maybe(CarryOut), Maybe(SetReadable)], "the next one"),
-        Row("snapshot prepared",    ChainEmpty,        SAME, [Maybe(SetReadable)], "no sink takes rows", when="full"),
         Row("idle",                 Ordered,           SAME, [CarryOut], by="_on_ordered_at_once"),
         Row("idle",                 Ordered,           "reading", [], "its start, or a savepoint failed",
             by="_on_ordered_at_once"),
@@ -307,11 +336,13 @@ class TaskLoop(Machine):
     )
     # fmt: on
 
-    def __init__(self, sources: Iterable[str]) -> None:
+    def __init__(self, sources: Iterable[str], alignment_timeout_ms: int | None = 0) -> None:
         super().__init__()
+        self._alignment_timeout_ms = alignment_timeout_ms
         self.state = "opening"
         self._base = "opening"  # the state, but while a snapshot is due: that to which it goes back
         self._orders: deque[Order] = deque()  # none, or first the snapshot that is due
+        self._due_since_ms = 0
         self._recovered = True
         self._inputs_ended = False  # before the subtask was running
         self._readable = True
@@ -323,6 +354,11 @@ class TaskLoop(Machine):
     def reads(self) -> bool:
         """Whether it reads, unless a snapshot is due."""
         return self._base == "reading"
+
+    @property
+    def is_snapshot_due(self) -> bool:
+        """Whether a snapshot is due: what happens now belongs to it, or is not to happen before it."""
+        return bool(self._orders)
 
     @property
     def has_started(self) -> bool:
@@ -388,7 +424,7 @@ class TaskLoop(Machine):
 
     def _on_ordered_at_once(self, event: Ordered, now_ms: int) -> list[Action]:
         self._orders.append(event.order)
-        return self._release()
+        return self._release(now_ms)
 
     def _on_ordered(self, event: Ordered, now_ms: int) -> list[Action]:
         self._orders.append(event.order)
@@ -404,9 +440,9 @@ class TaskLoop(Machine):
             return []
         is_next = self._orders[0] is of_it[0]
         self._orders.remove(of_it[0])
-        return self._release() if is_next else []
+        return self._release(now_ms) if is_next else []
 
-    def _release(self) -> list[Action]:
+    def _release(self, now_ms: int) -> list[Action]:
         """Return what was ordered up to the next snapshot, which is due then."""
         actions: list[Action] = []
         while self._orders and not isinstance(self._orders[0], subtask.TakeSnapshot):
@@ -416,23 +452,27 @@ class TaskLoop(Machine):
             elif self._base == "idle":
                 self._base = "reading"
         self.state = "snapshot due" if self._orders else self._base
+        self._due_since_ms = now_ms
         return actions
 
     # Turns.
 
     def _on_rows_wait(self, event: RowsWait, now_ms: int) -> list[Action]:
         takes, overdraft, actions = self._look(event)
-        return [*actions, Process(overdraft)] if takes else actions
+        return [*actions, Process(overdraft, entry=self.state in ("reading", "ended"))] if takes else actions
 
     def _on_chain_empty(self, event: ChainEmpty, now_ms: int) -> list[Action]:
         takes, overdraft, actions = self._look(event)
-        if not takes:
-            return actions
         match self.state:
-            case "snapshot due":
+            case "snapshot due" if not self._waits_for_entry(event, takes, now_ms):
                 return actions + self._prepare()
             case "snapshot prepared":
-                return actions + self._take()
+                return actions + self._take(now_ms)
+        if not takes:
+            return actions
+        if event.entry_ms is not None and self.state not in ("idle", "recovering"):
+            return [*actions, Process(overdraft)]
+        match self.state:
             case "recovering":
                 return actions + self._recover(overdraft, outputs_empty=event.outputs_empty)
             case "reading":
@@ -452,6 +492,19 @@ class TaskLoop(Machine):
         self._readable = readable
         return takes, overdraft, [SetReadable(readable)]
 
+    def _waits_for_entry(self, turn: ChainEmpty, takes: bool, now_ms: int) -> bool:
+        """Return whether the snapshot that is due waits for what readers emitted."""
+        if turn.entry_ms is None:
+            return False
+        order, timeout_ms = self._orders[0], self._alignment_timeout_ms
+        assert isinstance(order, subtask.TakeSnapshot)
+        if self._base == "idle" and not order.drain:
+            return False  # nothing is processed before the start, nor after a savepoint
+        if order.drain or self._base == "ended" or timeout_ms is None or not turn.storable:
+            return True
+        waited_ms = now_ms - self._due_since_ms
+        return takes and (waited_ms < timeout_ms or waited_ms + turn.entry_ms <= BRIEF_MS)
+
     def _prepare(self) -> list[Action]:
         order = self._orders[0]
         assert isinstance(order, subtask.TakeSnapshot)
@@ -461,12 +514,12 @@ class TaskLoop(Machine):
         self.state = "snapshot prepared"
         return [PrepareSnapshot()]
 
-    def _take(self) -> list[Action]:
+    def _take(self, now_ms: int) -> list[Action]:
         order = self._orders.popleft()
         assert isinstance(order, subtask.TakeSnapshot)
         if order.suspend and self._base == "reading":
             self._base = "idle"
-        return [Snapshot(order), *self._release()]
+        return [Snapshot(order), *self._release(now_ms)]
 
     def _recover(self, overdraft: bool, *, outputs_empty: bool) -> list[Action]:
         if not self._recovered:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from headgate.checkpoint.channel_bytes import channel_chunks, read_channel
+from headgate.checkpoint.channel_bytes import channel_chunks, read_channel, read_split, split_chunks
 from headgate.errors import CorruptStateError, StoredStateError, UnsupportedVersionError
 from headgate.protocol.channels import ChannelId
 
@@ -157,3 +157,20 @@ def test_a_stream_that_names_no_channel_is_refused() -> None:
         writer.write_batch(BATCHES[0])
     with pytest.raises(CorruptStateError, match="do not name a channel"):
         read(sink.getvalue().to_pybytes())
+
+
+def test_rows_of_a_split_come_back_and_another_splits_are_refused() -> None:
+    schema = pa.schema([("n", pa.int64()), ("text", pa.string())], metadata={"of": "the source"})
+    whole = pa.record_batch([list(range(100)), ["x" * 50] * 99 + [None]], schema=schema)
+    batches = [whole.slice(90), whole.slice(0, 0), whole.slice(3, 2)]
+    data = b"".join(split_chunks("rides", "rides-0", schema, batches, buffers=3, rows=12))
+    assert len(data) < 4_000, "of a slice only its own rows are written"
+    read = list(read_split(data, "rides", "rides-0"))
+    assert read == batches and read[0].schema.metadata == schema.metadata
+    for source, split_id in (("rides", "rides-1"), ("other", "rides-0")):
+        with pytest.raises(CorruptStateError, match="found The rows in flight of split 'rides-0' of source 'rides'"):
+            read_split(data, source, split_id)
+    with pytest.raises(CorruptStateError, match="do not name a channel"):
+        read_channel(data, ChannelId("rides", 0, 0), output=False)
+    with pytest.raises(CorruptStateError, match="expected 3 buffers with 13 rows"):
+        list(read_split(b"".join(split_chunks("rides", "a", schema, batches, buffers=3, rows=13)), "rides", "a"))

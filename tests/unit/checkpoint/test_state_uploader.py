@@ -118,11 +118,11 @@ def test_channel_state_is_stored_with_its_checkpoint_under_a_name_of_this_proces
     uploader: StateUploader, storage: CheckpointStorage
 ) -> None:
     """Never shared: a checkpoint of the same number, by a run that was taken over from, has other files."""
-    handle = uploader.store_channels(7, "0/3/output/0", lambda: iter((b"c" * 5_000,) * 4), 2_000).result(WAIT_S)
+    handle = uploader.store_rows(7, "0/3/output/0", lambda: iter((b"c" * 5_000,) * 4), 2_000).result(WAIT_S)
     assert isinstance(handle, FileState)
     assert handle.path == "chk-7/0_3_output_0-run-1-slot-0-attempt-0"
     assert storage.read_state(handle) == b"c" * 20_000
-    assert uploader.store_channels(7, "x", lambda: iter((b"c",)), 2_000).result(WAIT_S) == InlineState(b"c")
+    assert uploader.store_rows(7, "x", lambda: iter((b"c",)), 2_000).result(WAIT_S) == InlineState(b"c")
 
 
 def test_channel_state_of_a_checkpoint_that_is_given_up_is_not_stored_to_its_end(
@@ -139,12 +139,12 @@ def test_channel_state_of_a_checkpoint_that_is_given_up_is_not_stored_to_its_end
             assert len(given_up) < 3
 
     for stored in (
-        uploader.store_channels(3, "a", endless, 2_000),
-        uploader.store_channels(2, "b", lambda: iter((b"b",)), 2_000),
+        uploader.store_rows(3, "a", endless, 2_000),
+        uploader.store_rows(2, "b", lambda: iter((b"b",)), 2_000),
     ):
         with pytest.raises(HeadgateError, match="given up"):
             stored.result(WAIT_S)
-    assert uploader.store_channels(4, "c", lambda: iter((b"c",)), 2_000).result(WAIT_S) == InlineState(b"c")
+    assert uploader.store_rows(4, "c", lambda: iter((b"c",)), 2_000).result(WAIT_S) == InlineState(b"c")
     assert storage.store.names("chk-3", temporary=True) == []
 
 
@@ -157,9 +157,9 @@ def test_nobody_waits_for_ever_for_an_uploader_that_is_closed(uploader: StateUpl
         assert go_on.wait(WAIT_S)
         yield b"s"
 
-    under_way = uploader.store_channels(1, "slow", slow, 2_000)
+    under_way = uploader.store_rows(1, "slow", slow, 2_000)
     assert begun.wait(WAIT_S)
-    uploader.store_channels(1, "other", lambda: iter((os.urandom(1),)), 2_000).result(WAIT_S)
+    uploader.store_rows(1, "other", lambda: iter((os.urandom(1),)), 2_000).result(WAIT_S)
     uploader.close()
     with pytest.raises(HeadgateError, match="is ending"):
         uploader.store_keyed("w", [FakeChunk("late", never)]).result(WAIT_S)

@@ -6,6 +6,7 @@ import errno
 import itertools
 import json
 import os
+import shutil
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -27,9 +28,12 @@ from headgate.protocol.state import (
     ChannelState,
     ChunkState,
     FileState,
+    InFlightRows,
     InlineState,
     KeyedState,
     OperatorState,
+    ReaderState,
+    SplitState,
     StateHandle,
     SubtaskState,
 )
@@ -557,3 +561,48 @@ def test_what_the_storage_refuses_names_the_file(location: Path, monkeypatch: py
     monkeypatch.setattr(os, "write", full)
     with pytest.raises(StoredStateError, match=r"chk-1/_metadata .* could not be written: .*No space left"):
         storage.write_manifest(manifest(1))
+
+
+def with_rows(checkpoint_id: int, in_reader: StateHandle, unassigned: StateHandle) -> Manifest:
+    """Return a manifest with rows in flight of a split that a reader has, and of one that nobody has."""
+
+    def split(split_id: str, handle: StateHandle) -> SplitState:
+        return SplitState(split_id, b"{}", InFlightRows(handle=handle, buffers=1, rows=1, size_bytes=8))
+
+    made = manifest(checkpoint_id)
+    reader = ReaderState(splits=(split("a", in_reader),))
+    return msgspec.structs.replace(
+        made,
+        subtasks=((msgspec.structs.replace(made.subtasks[0][0], readers={"rides": reader}),),),
+        sources={"rides": msgspec.structs.replace(made.sources["rides"], unassigned=(split("b", unassigned),))},
+    )  # fmt: skip
+
+
+def rows_of(storage: CheckpointStorage, of: Manifest) -> list[bytes]:
+    return [storage.read_state(each.handle) for each in of.in_flight]
+
+
+def test_rows_in_flight_of_splits_live_as_long_as_a_checkpoint_names_them(storage: CheckpointStorage) -> None:
+    first, second = (storage.write_shared("rides", f"in-flight-{n}", bytes([n]) * 100, 10) for n in range(2))
+    storage.write_manifest(with_rows(1, first, second))
+    storage.write_manifest(with_rows(2, InlineState(b"new"), second))
+    storage.delete(1)
+    assert rows_of(storage, storage.load(2)) == [b"new", bytes([1]) * 100]
+    assert shared(storage) == ["in-flight-1"]
+    storage.write_manifest(with_rows(3, InlineState(b"a"), InlineState(b"b")))
+    storage.delete(2)
+    assert shared(storage) == []
+
+
+def test_rows_in_flight_of_a_savepoint_are_copied_when_a_query_starts_from_it(location: Path, tmp_path: Path) -> None:
+    """Checkpoints name them until somebody has processed them, and name no file elsewhere."""
+    storage = CheckpointStorage(str(location))
+    files = [storage.write_shared("rides", f"in-flight-{n}", bytes([n]) * 100, 10) for n in range(2)]
+    storage.write_manifest(with_rows(1, *files), str(tmp_path / "savepoint"))
+    other = CheckpointStorage(str(tmp_path / "other"))
+    found = CheckpointStorage(str(tmp_path / "savepoint")).load_savepoint()
+    adopted = other.adopt_rows(found)
+    shutil.rmtree(tmp_path / "savepoint")
+    other.write_manifest(msgspec.structs.replace(adopted, checkpoint_id=2))
+    assert rows_of(other, other.load(2)) == [bytes([0]) * 100, bytes([1]) * 100]
+    assert other.adopt_rows(adopted) == adopted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -14,6 +15,7 @@ import pytest
 from headgate.errors import BadDataError, ConnectorContractError, OptionError, UserFunctionError
 from headgate.expressions.expressions import Column
 from headgate.graph.plan import PlanNode, stage_graph, watermarked
+from headgate.graph.stage_graph import SINK_UID
 from headgate.operators import bad_records
 from headgate.operators.exchange import Exchange, ExchangeKind
 from headgate.operators.filter import Filter
@@ -122,6 +124,81 @@ def test_what_an_exchange_gives_is_a_slice_of_a_slow_operator_after_a_fast_one_t
     assert [row["n"] for row in sink.rows] == list(range(0, taken[-1], share))
     assert max(waited) <= 2 * CALL_MS
     assert max(slow.sizes) > 4
+
+
+@pytest.mark.parametrize("share", [1, 20, 100_000])
+def test_what_a_source_emits_is_begun_in_slices_of_a_slow_function_downstream(share: int) -> None:
+    """However large the batch is, and however few of its rows reach the function at first."""
+    clock = Clock()
+    filtered = source().then(Filter(NUMBERS, Column(call("=", call("%", call("+", N, 1), share), 0)), "UTC"))
+    slow = Recording(took=lambda rows: setattr(clock, "now_ms", clock.now_ms + rows * 5.0))
+    chain, sink = chain_of(filtered.then(slow), clock_ms=clock)
+    chain.input("numbers").on_batch(numbers(*range(200_000 if share > 1 else 2_000)), "a")
+    waited = []
+    while chain.entry_waits:
+        began_ms = clock.now_ms
+        chain.process_some()
+        while chain.waits:
+            chain.process_some(entry=False)
+        waited.append(clock.now_ms - began_ms)
+    assert len(sink.rows) == (200_000 // share if share > 1 else 2_000)
+    assert max(waited) <= MAIL_MS + 2 * CALL_MS
+    assert share > 1 or chain.figures().rows_in == {"numbers": 2_000}
+
+
+def test_what_waits_at_the_entry_is_known_by_split_and_how_long_it_takes() -> None:
+    clock = Clock()
+    slow = Recording(took=lambda rows: setattr(clock, "now_ms", clock.now_ms + rows * 5.0))
+    chain, sink = chain_of(source().then(slow), clock_ms=clock)
+    assert chain.entry_ms() == 0.0
+    chain.input("numbers").on_batch(numbers(*range(100)), "a")
+    chain.input("numbers").on_batch(numbers(100, 101), "b")
+    assert chain.entry_ms() == math.inf, "nothing is known of the function"
+    chain.process_some()
+    while chain.waits:
+        chain.process_some(entry=False)
+    done = len(sink.rows)
+    assert 0 < done < 20
+    in_flight = chain.rows_in_flight("numbers")
+    assert list(in_flight) == ["a", "b"]
+    assert [n for batch in in_flight["a"] for n in batch.column(0).to_pylist()] == list(range(done, 100))
+    assert [n for batch in in_flight["b"] for n in batch.column(0).to_pylist()] == [100, 101]
+    assert chain.entry_ms() == pytest.approx((102 - done) * 5.0, rel=0.2)
+    assert chain.figures().rows_in == {"numbers": done}, "rows count when they are begun"
+    drain(chain)
+    assert [row["n"] for row in sink.rows] == list(range(102))
+    assert chain.rows_in_flight("numbers") == {}
+
+
+def test_an_input_of_a_union_with_few_rows_does_not_make_the_slices_of_the_other_small() -> None:
+    many, few = source(uid="many"), source(uid="few")
+    united = PlanNode(of=Union(NUMBERS, NUMBERS), inputs=(many, few))
+    function = Recording()
+    chain, sink = chain_of(united.then(function))
+    for begin in range(0, 200_000, 20_000):
+        chain.input("few").on_batch(numbers(-begin - 1), "f")
+        chain.input("many").on_batch(numbers(*range(begin, begin + 20_000)), "m")
+        drain(chain)
+    assert len(sink.rows) == 200_010
+    assert len(function.sizes) < 50, "as few calls as there are batches, but for the first"
+
+
+def test_a_sink_that_waits_for_its_rows_gets_as_many_as_it_takes_in_a_short_time() -> None:
+    clock = Clock()
+    chain, sink = chain_of(source(), clock_ms=clock)
+    chain._writers[SINK_UID].waits_for_rows = True  # as a sink does whose rows a function of the user's takes
+    written: list[int] = []
+    chain.input("numbers").on_batch(numbers(*range(300)), "a")
+    while chain.entry_waits or chain.waits:
+        sink.room = Future()  # asked for after the rows were written
+        before = len(sink.rows)
+        chain.process_some()
+        written.append(len(sink.rows) - before)
+        clock.now_ms += written[-1] * 20.0
+        sink.room.set_result(None)
+        chain.ready()
+    assert sum(written) == 300
+    assert max(written) <= 64 and max(written[5:]) <= 4, written
 
 
 def test_a_function_with_a_fixed_cost_gets_many_rows_at_a_time() -> None:
@@ -325,10 +402,12 @@ class Summing(Operator):
         return OperatorState(items=(InlineState(str(self.total).encode()),))
 
 
-def test_a_snapshot_waits_for_what_waits() -> None:
-    chain, _ = chain_of(source().then(Recording()))
+def test_a_snapshot_waits_for_what_was_begun() -> None:
+    chain, sink = chain_of(source().then(Recording()))
+    sink.room = Future()
     chain.input("numbers").on_batch(numbers(1), "a")
-    with pytest.raises(AssertionError, match="1 slices wait"):
+    chain.process_some()  # the operator has seen it, and the sink has not
+    with pytest.raises(AssertionError, match="1 slices were begun"):
         chain.snapshot(1, final=False)
 
 

@@ -100,7 +100,7 @@ def channel_of(state: ChannelState) -> ChannelId:
 
 
 def read(uploader: StateUploader, state: ChannelState) -> list[int]:
-    batches = list(read_channel(uploader.open_channel(state.handle), channel_of(state), output=False))
+    batches = list(read_channel(uploader.open_rows(state.handle), channel_of(state), output=False))
     assert len(batches) == state.buffers
     return [n for batch in batches for n in batch.column("n").to_pylist()]
 
@@ -114,7 +114,7 @@ def test_channels_are_stored_and_read_back_a_buffer_at_a_time(uploader: StateUpl
     assert storing.held_bytes <= 3 * BUFFER_BYTES
     for state in (first, second):
         reading, rows = Spilled(), 0
-        for batch in read_channel(uploader.open_channel(state.handle), channel_of(state), output=False):
+        for batch in read_channel(uploader.open_rows(state.handle), channel_of(state), output=False):
             rows += batch.num_rows
             reading.note()
         assert rows == ROWS * BUFFERS

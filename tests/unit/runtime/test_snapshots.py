@@ -40,7 +40,7 @@ def uploader(storage: CheckpointStorage) -> Iterator[StateUploader]:
 def channels_of(uploader: StateUploader, rows: int) -> tuple[ChannelState, ...]:
     """Return the channel state of a subtask with one input and three outputs, each of whose channels has rows."""
     exchange = Exchange(SCHEMA, "rebalance")
-    stage = SimpleNamespace(inputs={"in": exchange}, outputs=dict.fromkeys(OUTPUTS, exchange))
+    stage = SimpleNamespace(sources=(), inputs={"in": exchange}, outputs=dict.fromkeys(OUTPUTS, exchange))
     mail: list[Any] = []
     posted = threading.Event()
     mailbox = SimpleNamespace(post=lambda each: (mail.append(each), posted.set()))

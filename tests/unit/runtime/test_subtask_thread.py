@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 
+from headgate.checkpoint.channel_bytes import read_split, split_chunks
 from headgate.connectors.datagen import DatagenSource
 from headgate.errors import SinkError
 from headgate.operators.operator import KeyedChunk, KeyedOperator, RestoredChunk
@@ -21,6 +23,7 @@ from headgate.protocol.state import (
     ChunkState,
     FileState,
     FinishedSplit,
+    InFlightRows,
     InlineState,
     KeyedState,
     OperatorState,
@@ -35,6 +38,7 @@ from headgate.source.serialization import VersionedSerializer
 from headgate.testing import EnumeratorHarness, VirtualClock
 from tests.unit.runtime import toy_query
 from tests.unit.runtime.toy_query import (
+    LAST,
     PATIENCE_S,
     SCHEMA,
     SPLITS,
@@ -44,6 +48,7 @@ from tests.unit.runtime.toy_query import (
     ToyOperator,
     ToySource,
     ToySplit,
+    rows,
     state_of,
 )
 from tests.waiting import wait_until
@@ -171,31 +176,189 @@ def test_one_thread_calls_reader_operator_and_sink_whoever_posts(start: Start) -
 # Rows and snapshots.
 
 
-def test_a_snapshot_lies_after_the_batch_whose_slices_wait_and_before_what_was_sent_after_the_barrier(
-    start: Start,
-) -> None:
+def test_a_snapshot_does_not_wait_for_the_batch_that_a_reader_gave_and_holds_what_is_left_of_it(start: Start) -> None:
     source = ToySource(("s", tuple(range(40))), ("s", (100,)))
-    rows_at_barrier: list[int] = []
+    at_barrier: list[int] = []  # rows that the function was given up to then
+    given = 0
 
     def process(batch: pa.RecordBatch) -> None:
-        if not rows_at_barrier:
-            rows_at_barrier.append(batch.num_rows)
+        nonlocal given
+        given += batch.num_rows
+        if not at_barrier:
+            at_barrier.append(given)
             running.deliver(msg.TriggerCheckpoint, checkpoint_id=1)
             running.assign("later", number=2)
-            time.sleep(MAIL_S)
+        elif 1 not in running.sink.prepared_at:
+            raise AssertionError("another slice was begun before the snapshot")
+        time.sleep(MAIL_S)
 
     running = start(a=source, operator=ToyOperator(process=process))
     running.start("s")
     running.prepared(1).set_result(OperatorState())
     state = running.next(msg.CheckpointAcknowledged).state
 
-    assert rows_at_barrier[0] < 40, "the barrier came between two slices"
-    assert running.sink.prepared_at[1] == 40, "all of them are in"
-    assert state.readers["a"].splits == (state_of("s", 1),), "one batch was read, and the later split is not in it"
+    (split,) = state.readers["a"].splits
+    assert split.data == state_of("s", 1).data, "one batch was read, and the later split is not in it"
+    assert split.in_flight is not None and not split.ended
+    (left,) = read_split(split.in_flight.handle.data, "a", "s")
+    assert running.sink.prepared_at[1] == at_barrier[0] < 40
+    assert left.column(0).to_pylist() == list(range(at_barrier[0], 40))
+    assert (split.in_flight.rows, split.in_flight.buffers) == (40 - at_barrier[0], 1)
     wait_until(lambda: running.sink.numbers == [*range(40), 100])
     assert source.reader.log == ["start", "add s", "add later"]
     state, _ = running.checkpoint(2)
-    assert set(state.readers["a"].splits) == {state_of("s", 2), state_of("later")}
+    assert set(state.readers["a"].splits) == {state_of("s", 2), state_of("later")}, "nothing is left"
+
+
+def in_flight_of(*batches: tuple[int, ...], split_id: str = "s") -> InFlightRows:
+    """Return rows in flight of a split of source ``a``, as a checkpoint has them."""
+    made = [rows(*numbers) for numbers in batches]
+    count = sum(map(len, batches))
+    data = b"".join(split_chunks("a", split_id, SCHEMA, made, buffers=len(made), rows=count))
+    return InFlightRows(handle=InlineState(data), buffers=len(made), rows=count, size_bytes=1)
+
+
+def with_rows(split: SplitState, rows_in_flight: InFlightRows | None, *, ended: bool = False) -> SplitState:
+    return msgspec.structs.replace(split, in_flight=rows_in_flight, ended=ended)
+
+
+def test_rows_in_flight_come_before_what_is_read_on_of_their_split(start: Start) -> None:
+    source = ToySource(("s", (100, 101)))
+    running = start(a=source)
+    split = with_rows(state_of("s", 7), in_flight_of((1, 2), (3,)))
+    running.start(restore=SubtaskState(readers={"a": ReaderState(splits=(split,))}))
+    wait_until(lambda: running.sink.numbers == [1, 2, 3, 100, 101])
+
+    assert source.reader.log == ["start", "add s"]
+    state, progress = running.checkpoint(1)
+    assert state.readers["a"].splits == (state_of("s", 8),)
+    assert progress.rows_in == {"a": 5}
+
+
+def test_rows_in_flight_of_a_split_that_waits_for_its_start_are_in_the_next_snapshot_as_they_were(start: Start) -> None:
+    """A failure right after the restore, or a savepoint after which nothing is to be emitted, loses none of them."""
+    running = start(a=ToySource())
+    running.start("s")
+    running.checkpoint(1, CheckpointKind.SUSPEND)
+    split = with_rows(state_of("later", 3), in_flight_of((1, 2), split_id="later"))
+    running.deliver(msg.AssignSplits, source="a", number=2, splits=(split,))
+    running.messages()
+    running.deliver(msg.CheckpointAborted, checkpoint_id=1)
+    wait_until(lambda: running.sink.numbers == [1, 2])
+
+
+def test_a_split_that_was_read_to_its_end_ends_when_its_rows_are_processed_and_no_reader_gets_it(start: Start) -> None:
+    processed_at_end: list[Any] = []
+
+    def process(batch: pa.RecordBatch) -> None:
+        ends = [each for each in running.posted if isinstance(each, msg.SplitsFinished)]
+        processed_at_end.append(any(end.split_id == "s" for each in ends for end in each.finished))
+
+    source = ToySource()
+    running = start(a=source, operator=ToyOperator(process=process))
+    ended = with_rows(state_of("s", 7), in_flight_of((1, 2), (3,)), ended=True)
+    without = with_rows(state_of("t", 7), None, ended=True)
+    running.start(restore=SubtaskState(readers={"a": ReaderState(splits=(ended, without))}))
+    finished: set[str] = set()
+    while finished != {"s", "t"}:
+        finished |= {end.split_id for end in running.next(msg.SplitsFinished).finished}
+    assert running.sink.numbers == [1, 2, 3]
+    assert processed_at_end and not any(processed_at_end)
+    assert source.reader.log == ["start"]
+
+
+def test_the_end_of_a_split_whose_rows_wait_is_in_the_snapshot_and_is_reported_after_it(start: Start) -> None:
+    """Else its end would be in no checkpoint: the barrier has fixed which ends belong to it."""
+    taken: list[int] = []
+
+    def process(batch: pa.RecordBatch) -> None:
+        if not taken:
+            taken.extend(batch.column(0).to_pylist())
+            running.deliver(msg.TriggerCheckpoint, checkpoint_id=1)
+        time.sleep(MAIL_S)
+
+    source = ToySource(("s", (*range(40), LAST)))
+    running = start(a=source, operator=ToyOperator(process=process))
+    running.start("s")
+    running.prepared(1).set_result(OperatorState())
+    state = running.next(msg.CheckpointAcknowledged).state.readers["a"]
+    (split,) = state.splits
+    assert split.ended and split.in_flight is not None and state.finished == ()
+    assert running.next(msg.SplitsFinished).finished == (FinishedSplit("s", 1),)
+    assert running.sink.numbers == list(range(40))
+    state, _ = running.checkpoint(2)
+    assert state.readers["a"] == ReaderState(finished=(FinishedSplit("s", 1),))
+
+
+def test_a_reader_that_asked_and_was_given_only_ended_splits_asks_again(start: Start) -> None:
+    source = ToySource(pulls=True)
+    running = start(a=source)
+    running.deploy()
+    running.next(msg.SplitRequested)
+    ended = with_rows(state_of("s", 7), in_flight_of((1,)), ended=True)
+    running.deliver(msg.AssignSplits, source="a", number=1, splits=(ended,))
+    running.next(msg.SplitRequested)
+    assert running.next(msg.SplitsFinished).finished == (FinishedSplit("s", 1),)
+
+
+def test_no_more_splits_and_events_reach_a_reader_after_the_splits_before_them(start: Start) -> None:
+    source = ToySource(("s", (5,)))
+    running = start(a=source)
+    split = with_rows(state_of("s", 7), in_flight_of((1,)))
+    running.deploy()
+    running.next(msg.SubtaskRunning)
+    running.deliver(msg.AssignSplits, source="a", number=1, splits=(split,))
+    running.deliver(msg.NoMoreSplits, source="a")
+    wait_until(lambda: running.sink.numbers == [1, 5])
+    assert source.reader.log[:3] == ["start", "add s", "no more"]
+
+
+def test_rows_that_a_reader_emits_for_no_split_are_processed_before_the_snapshot(start: Start) -> None:
+    first: list[int] = []
+
+    def process(batch: pa.RecordBatch) -> None:
+        if not first:
+            first.append(batch.num_rows)
+            running.deliver(msg.TriggerCheckpoint, checkpoint_id=1)
+        time.sleep(0.005)
+
+    source = ToySource(("", tuple(range(40))))
+    running = start(a=source, operator=ToyOperator(process=process))
+    running.start("s")
+    running.prepared(1).set_result(OperatorState())
+    (split,) = running.next(msg.CheckpointAcknowledged).state.readers["a"].splits
+    assert split.in_flight is None
+    assert running.sink.prepared_at[1] == 40
+
+
+def test_with_aligned_checkpoints_a_snapshot_waits_for_the_batch(start: Start) -> None:
+    first: list[int] = []
+
+    def process(batch: pa.RecordBatch) -> None:
+        if not first:
+            first.append(batch.num_rows)
+            running.deliver(msg.TriggerCheckpoint, checkpoint_id=1)
+        time.sleep(0.005)
+
+    source = ToySource(("s", tuple(range(40))))
+    aligned = {"execution.checkpointing.unaligned.enabled": "false"}
+    running = start(a=source, operator=ToyOperator(process=process), options=aligned)
+    running.start("s")
+    running.prepared(1).set_result(OperatorState())
+    (split,) = running.next(msg.CheckpointAcknowledged).state.readers["a"].splits
+    assert split == state_of("s", 1)
+    assert running.sink.prepared_at[1] == 40
+
+
+def test_rows_in_flight_without_a_column_that_is_read_now_are_an_error_that_says_what_to_do(start: Start) -> None:
+    was = pa.schema([SCHEMA.field("n")])
+    data = b"".join(split_chunks("a", "s", was, [pa.record_batch([[1]], schema=was)], buffers=1, rows=1))
+    lacking = InFlightRows(handle=InlineState(data), buffers=1, rows=1, size_bytes=1)
+    running = start(a=ToySource())
+    running.deploy(SubtaskState(readers={"a": ReaderState(splits=(with_rows(state_of("s"), lacking),))}))
+    error = running.failure()
+    assert error.error_type == "StoredStateError"
+    assert "'a'" in error.message and "unaligned.enabled' set to false" in error.message, error.message
 
 
 def test_a_position_is_after_exactly_the_rows_that_the_sink_has(start: Start) -> None:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pytest
 
+from headgate.checkpoint.state_uploader import StateUploader
 from headgate.graph.plan import PlanNode, stage_graph
 from headgate.graph.query_options import parse_query_options
 from headgate.graph.stage_graph import QueryDefinition, SourceDefinition
@@ -20,9 +21,9 @@ from headgate.operators.union import Union
 from headgate.operators.with_watermark import WithWatermark
 from headgate.protocol import messages as msg
 from headgate.protocol.operator_context import OperatorContext
-from headgate.protocol.state import FileState, OperatorState, SplitState, SubtaskState
+from headgate.protocol.state import FileState, InlineState, OperatorState, SplitState, StateHandle, SubtaskState
 from headgate.runtime.clocks import monotonic_ms
-from headgate.runtime.execution_context import SlotPlace
+from headgate.runtime.execution_context import SlotPlace, SlotServices
 from headgate.runtime.subtask_thread import SubtaskThread
 from headgate.sink import SinkWriter
 from headgate.source import (
@@ -48,6 +49,25 @@ PATIENCE_S = 60
 SCHEMA = pa.schema([("n", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
 MessageT = TypeVar("MessageT", bound=msg.FromSlot)
 Start = Callable[..., "Running"]
+LAST = -1
+"""After the numbers of a batch: the split ends with them, in the same call."""
+
+
+class InMemory:
+    """A checkpoint location in which all state is in the manifest."""
+
+    def write_shared(self, uid: str, chunk_id: str, data: bytes, inline_bytes: int) -> StateHandle:
+        """See `StateStorage`."""
+        return InlineState(data)
+
+    def write_state(self, checkpoint_id: int, name: str, data: Iterator[bytes], inline_bytes: int) -> StateHandle:
+        """See `StateStorage`."""
+        return InlineState(b"".join(data))
+
+    def open_state(self, handle: StateHandle) -> pa.NativeFile:
+        """See `StateStorage`."""
+        assert isinstance(handle, InlineState)
+        return pa.BufferReader(handle.data)
 
 
 class ToySplit(Split, frozen=True, kw_only=True):
@@ -114,6 +134,10 @@ class ToyReader(SourceReader[ToySplit]):
             del self.splits[split_id]
             output.release_output_for_split(split_id)
             self.context.request_split()
+        elif numbers[-1] == LAST:
+            output.create_output_for_split(split_id).emit_batch(rows(*numbers[:-1]))
+            del self.splits[split_id]
+            output.release_output_for_split(split_id)
         elif split_id:
             output.create_output_for_split(split_id).emit_batch(rows(*numbers))
             self.splits[split_id] = ToySplit(split_id=split_id, position=self.splits[split_id].position + 1)
@@ -351,6 +375,7 @@ class Running:
         self._uids = tuple(sources)
         self._uid = self._uids[0]
         self._files = files or {}
+        self._uploader = StateUploader(InMemory(), "w")
         self.runner = SubtaskThread(
             toy_definition(self.sink, sources, strategy, operator, finds, options),
             0,
@@ -358,6 +383,7 @@ class Running:
             post=self._post,
             on_ended=self.ended.put,
             read_state=self._read_state,
+            services=SlotServices(uploader=self._uploader),
             now_ms=now_ms,
         )
 
@@ -447,6 +473,7 @@ class Running:
 
     def close(self) -> None:
         self.runner.close(PATIENCE_S)
+        self._uploader.close(PATIENCE_S)
         assert not self.runner._thread.is_alive()
 
     def _calls(self) -> list[tuple[Any, ...]]:

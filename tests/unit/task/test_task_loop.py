@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import pytest
@@ -44,7 +45,9 @@ def test_the_table_is_what_the_machine_does() -> None:
             for barrier_waits in (False, True):
                 yield RowsWait(room, barrier_waits)
                 yield ChainEmpty(room, barrier_waits)
+            yield ChainEmpty(room, entry_ms=math.inf)
         yield ChainEmpty(Room.ALL, outputs_empty=False)
+        yield ChainEmpty(Room.ALL, entry_ms=1.0)
         for status in InputStatus:
             yield tl.SourcePolled("a", status)
         yield tl.SourceAvailable("a")
@@ -59,9 +62,10 @@ def test_rows_come_before_a_snapshot_and_orders_after_it() -> None:
     loop = reading("a")
     assert loop.handle(Ordered(SNAPSHOT), 0) == []
     assert loop.handle(Ordered(COMPLETED), 0) == []
-    assert loop.handle(RowsWait(Room.ALL), 0) == [Process(overdraft=True)]
+    assert loop.handle(RowsWait(Room.ALL), 0) == [Process(overdraft=True, entry=False)]
     assert loop.handle(ChainEmpty(Room.ALL), 0) == [tl.PrepareSnapshot()]
-    assert loop.handle(RowsWait(Room.ALL), 0) == [Process(overdraft=True)], "what operators emitted before the barrier"
+    emitted = loop.handle(RowsWait(Room.ALL), 0)
+    assert emitted == [Process(overdraft=True, entry=False)], "what operators emitted before the barrier"
     assert loop.handle(ChainEmpty(Room.ALL), 0) == [Snapshot(SNAPSHOT), tl.CarryOut(COMPLETED)]
     assert loop.handle(ChainEmpty(Room.ALL), 0) == [Poll("a")]
 
@@ -70,8 +74,72 @@ def test_a_full_exchange_holds_up_rows_but_no_snapshot() -> None:
     loop = reading("a")
     assert loop.handle(RowsWait(Room.SINKS), 0) == [SetReadable(False)]
     assert loop.handle(Ordered(SNAPSHOT), 0) == []
-    assert loop.handle(RowsWait(Room.SINKS), 0) == [SetReadable(True), Process(overdraft=True)]
+    assert loop.handle(RowsWait(Room.SINKS), 0) == [SetReadable(True), Process(overdraft=True, entry=False)]
     assert loop.handle(RowsWait(Room.NOBODY), 0) == [SetReadable(False)]
+
+
+def test_a_snapshot_does_not_wait_for_rows_of_which_no_slice_was_begun() -> None:
+    loop = reading("a")
+    assert loop.handle(ChainEmpty(Room.ALL, entry_ms=0.0), 0) == [Process(overdraft=False)], "rows before the next poll"
+    loop.handle(Ordered(SNAPSHOT), 0)
+    assert loop.handle(RowsWait(Room.ALL), 5) == [Process(overdraft=True, entry=False)], "what was begun, and no more"
+    assert loop.handle(ChainEmpty(Room.ALL, entry_ms=60_000.0), 60) == [tl.PrepareSnapshot()]
+    assert loop.handle(ChainEmpty(Room.ALL, entry_ms=60_000.0), 60) == [Snapshot(SNAPSHOT)]
+    assert loop.handle(ChainEmpty(Room.ALL, entry_ms=0.0), 60) == [Process(overdraft=False)], "they go on"
+
+
+@pytest.mark.parametrize("room", Room)
+def test_a_sink_that_takes_no_rows_holds_up_no_snapshot_of_rows_that_were_not_begun(room: Room) -> None:
+    loop = reading("a")
+    loop.handle(Ordered(SNAPSHOT), 0)
+    assert tl.PrepareSnapshot() in loop.handle(ChainEmpty(room, entry_ms=math.inf), 0)
+    assert Snapshot(SNAPSHOT) in loop.handle(ChainEmpty(room, entry_ms=math.inf), 0)
+
+
+def test_a_snapshot_waits_for_what_is_processed_at_once_but_no_longer_than_a_call_may_take() -> None:
+    loop = reading("a")
+    loop.handle(Ordered(SNAPSHOT), 100)
+    assert loop.handle(ChainEmpty(Room.SINKS, entry_ms=30.0), 110) == [Process(overdraft=True)]
+    assert loop.handle(ChainEmpty(Room.ALL, entry_ms=30.0), 111) == [tl.PrepareSnapshot()], "it took longer than that"
+
+
+def test_rows_that_no_split_can_keep_are_processed_before_a_snapshot() -> None:
+    loop = reading("a")
+    loop.handle(Ordered(SNAPSHOT), 0)
+    of_no_split = ChainEmpty(Room.ALL, entry_ms=math.inf, storable=False)
+    assert loop.handle(of_no_split, 1_000_000) == [Process(overdraft=True)]
+    assert loop.handle(ChainEmpty(Room.NOBODY, entry_ms=math.inf, storable=False), 2_000_000) == [SetReadable(False)]
+
+
+def test_barriers_that_keep_their_place_wait_for_all_rows_before_them() -> None:
+    loop = TaskLoop(["a"], None)
+    loop.handle(tl.ExecutionOpened(recovers_first=False), 0)
+    loop.handle(Ordered(START), 0)
+    loop.handle(Ordered(SNAPSHOT), 0)
+    assert loop.handle(ChainEmpty(Room.ALL, entry_ms=math.inf), 1_000_000) == [Process(overdraft=True)]
+    assert loop.handle(ChainEmpty(Room.ALL), 1_000_001) == [tl.PrepareSnapshot()]
+
+    loop = TaskLoop(["a"], 500)
+    loop.handle(tl.ExecutionOpened(recovers_first=False), 0)
+    loop.handle(Ordered(START), 0)
+    loop.handle(Ordered(SNAPSHOT), 1000)
+    assert loop.handle(ChainEmpty(Room.ALL, entry_ms=math.inf), 1499) == [Process(overdraft=True)]
+    assert loop.handle(ChainEmpty(Room.ALL, entry_ms=math.inf), 1500) == [tl.PrepareSnapshot()]
+
+
+def test_a_drain_processes_what_was_emitted_and_a_suspension_keeps_it_for_the_next_run() -> None:
+    loop = reading("a")
+    loop.handle(Ordered(DRAIN), 0)
+    assert loop.handle(ChainEmpty(Room.ALL, entry_ms=math.inf), 1_000_000) == [Process(overdraft=True)]
+    assert loop.handle(ChainEmpty(Room.ALL), 1_000_001) == [tl.DrainInput()]
+    watermark_waits = loop.handle(ChainEmpty(Room.ALL, entry_ms=0.0), 2_000_000)
+    assert watermark_waits == [SetReadable(False), Process(overdraft=True)], "the final watermark is no state"
+
+    loop = reading("a")
+    loop.handle(Ordered(SUSPEND), 0)
+    for expected in (tl.PrepareSnapshot(), Snapshot(SUSPEND)):
+        assert expected in loop.handle(ChainEmpty(Room.ALL, entry_ms=math.inf), 0)
+    assert loop.handle(ChainEmpty(Room.ALL, entry_ms=math.inf), 1) == [SetReadable(False)], "nothing is begun any more"
 
 
 def test_a_barrier_that_stays_aligned_gets_the_rows_before_it_through() -> None:

@@ -461,7 +461,10 @@ class JobMaster:
             if uid in subtask.readers
             for split in subtask.readers[uid].finished
         )
-        return src.SourceStarted(latest.checkpoint_id, None if state is None else state.data, tuple(finished))
+        unassigned = () if entry is None else entry.unassigned
+        return src.SourceStarted(
+            latest.checkpoint_id, None if state is None else state.data, tuple(finished), unassigned
+        )
 
     def _release(self, action: sch.ReleaseSlots) -> None:
         """Let slots end, those too that come only now, and sources."""
@@ -503,7 +506,9 @@ class JobMaster:
         self._send(action.subtask, action.message)
 
     def _on_state_ready(self, uid: str, action: src.EnumeratorStateReady) -> None:
-        self._notify_checkpoints(cp.SourceStateReady(uid, action.checkpoint_id, action.state, action.finished_known))
+        self._notify_checkpoints(
+            cp.SourceStateReady(uid, action.checkpoint_id, action.state, action.finished_known, action.unassigned)
+        )
 
     def _on_refused(self, uid: str, action: src.CheckpointRefused) -> None:
         self._notify_checkpoints(cp.SourceRefused(uid, action.checkpoint_id, action.reason))

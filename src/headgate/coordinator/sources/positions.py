@@ -271,7 +271,7 @@ def _moved_split(split: SplitState, new: Mapping[str, Any]) -> SplitState:
     if split.split_id not in new:
         return split
     fields = msgspec.json.decode(split.data) | {_POSITION: new[split.split_id]}
-    return msgspec.structs.replace(split, data=msgspec.json.encode(fields, order="sorted"))
+    return msgspec.structs.replace(split, data=msgspec.json.encode(fields, order="sorted"), ended=False)
 
 
 def _moved_enumerator(entry: SourceEntry, new: Mapping[str, Any]) -> SourceEntry:

@@ -17,6 +17,7 @@ Follows FLIP-27, "Where to run the enumerator" (option 3); FLIP-537.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 
 import msgspec
 
@@ -140,6 +141,9 @@ class Shared:
         The current enumerator's, or of the one that is to come.
     is_recovering
         There is no enumerator now.
+    unassigned
+        Splits that went to the enumerator with rows in flight, or read to their ends: it does not know of that, so
+        whoever it assigns them to gets it from here.
     """
 
     def __init__(self, source: str, *, keeps_subtask: bool) -> None:
@@ -151,6 +155,19 @@ class Shared:
         self.events = EventsUnderWay()
         self.incarnation = 0
         self.is_recovering = False
+        self.unassigned: dict[str, SplitState] = {}
+
+    def give_enumerator(self, splits: Iterable[SplitState]) -> None:
+        """Keep what the enumerator cannot know of splits that it is given."""
+        self.unassigned.update((split.split_id, split) for split in splits if not split.is_plain)
+
+    def complete(self, assigned: Iterable[SplitState]) -> tuple[SplitState, ...]:
+        """Return splits as they were assigned, with what was kept of them."""
+        return tuple(
+            split if (kept := self.unassigned.pop(split.split_id, None)) is None
+            else msgspec.structs.replace(split, in_flight=kept.in_flight, ended=kept.ended)
+            for split in assigned
+        )  # fmt: skip
 
     def call(self, call: src.EnumeratorCall) -> src.CallEnumerator:
         """Return the order of a call."""
@@ -324,9 +341,10 @@ class ReaderMachine(Machine):
             self._put(self.assignment(record))
             self.requested = False
         self.unconfirmed, self._reported = self._reported, ()
-        added = src.AddReader(
-            self.subtask, self.host, splits_back.not_reassigned(self.unconfirmed), (*held, *parked)
-        )  # what was parked is given by now: that counts, and not a report of it
+        # What was parked is given by now: that counts, and not a report of it.
+        reported = splits_back.not_reassigned(self.unconfirmed)
+        self._shared.give_enumerator(reported)
+        added = src.AddReader(self.subtask, self.host, reported, (*held, *parked))
         return [*actions, self._shared.call(added), *self._handle_events(), Release()]
 
     def _on_split_requested(self, event: msg.SplitRequested, now_ms: int) -> list[Action]:
@@ -385,6 +403,7 @@ class ReaderMachine(Machine):
     def _on_reader_forgotten(self, event: src.ReaderForgotten, now_ms: int) -> list[Action]:
         shared = self._shared
         back = shared.splits_back.take_back(self.subtask, self._checkpoint_id, keeps_subtask=shared.keeps_subtask)
+        shared.give_enumerator(back)
         return [shared.call(src.AddSplitsBack(self.subtask, back))]
 
     def _on_splits_taken_back(self, event: src.SplitsTakenBack, now_ms: int) -> list[Action]:

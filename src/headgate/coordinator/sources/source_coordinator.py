@@ -225,6 +225,7 @@ class SourceCoordinator(Machine):
         shared.outbox.clear()
         shared.splits_back, shared.events = SplitsBack(checkpoint_id), rd.EventsUnderWay()
         shared.is_recovering = False
+        shared.unassigned = {}
         self._readers: dict[int, ReaderMachine] = {}  # those that are not absent
         self._pending: _Pending | None = None
         self._completed = checkpoint_id
@@ -321,6 +322,7 @@ class SourceCoordinator(Machine):
             self._shared.splits_back = SplitsBack(event.checkpoint_id, state.assigned)
             assert not state.parked, "a checkpoint was taken while a reader was away"
             self._work.unreported.update(range(self.parallelism) if self._reassigns else ())
+        self._shared.give_enumerator(event.unassigned)
         enumerator = None if state is None else state.enumerator
         actions: list[src.Action] = [
             src.DropLog(None),
@@ -415,24 +417,21 @@ class SourceCoordinator(Machine):
 
     def _on_splits_assigned(self, event: src.SplitsAssigned, now_ms: int) -> list[src.Action]:
         swallowed = self._shared.splits_back.swallowed
+        held = bool(swallowed or self._shared.unassigned)
         news = {}
         for subtask, splits in event.assignment.items():
-            new = splits
-            if swallowed:
-                for split in splits:
-                    if self._reassigns and swallowed.get(split.split_id) not in (None, subtask):
-                        return self._give_up(_owner_changed(self.source, split.split_id, subtask))
-                new = tuple(split for split in splits if split.split_id not in swallowed)
+            for split in splits if swallowed and self._reassigns else ():
+                if swallowed.get(split.split_id) not in (None, subtask):
+                    return self._give_up(_owner_changed(self.source, split.split_id, subtask))
+            new = self._shared.complete(split for split in splits if split.split_id not in swallowed)
             if new and self._reader(subtask).promised:
                 return self._give_up(_promise_broken(self.source, new[0].split_id, subtask))
             news[subtask] = rd.SplitsGiven(new, bool(splits) and not new)
-        was_early = bool(swallowed)
-        if was_early:
-            for splits in event.assignment.values():
-                self._shared.splits_back.heard_of(splits)
+        for splits in event.assignment.values() if swallowed else ():
+            self._shared.splits_back.heard_of(splits)
         ordered = [each for subtask, given in news.items() for each in self._notify_reader(subtask, given, now_ms)]
         actions = self._carry_out(ordered, now_ms)
-        if was_early:
+        if held:
             self._put_unassigned()
         return [*actions, *self._release(now_ms)]
 
@@ -444,7 +443,8 @@ class SourceCoordinator(Machine):
         self._shared.splits_back.tracker.begin(event.checkpoint_id)
         self._log.begin_segment(event.checkpoint_id)
         actions = self._log.append(*self._state_records(state, event.checkpoint_id))
-        self._shared.outbox.put(src.EnumeratorStateReady(event.checkpoint_id, state, {}), log_number=before)
+        unassigned = tuple(self._shared.unassigned.values())
+        self._shared.outbox.put(src.EnumeratorStateReady(event.checkpoint_id, state, {}, unassigned), log_number=before)
         return [*actions, *self._release(now_ms)]
 
     def _on_enumerator_state_changed(self, event: src.EnumeratorStateChanged, now_ms: int) -> list[src.Action]:
@@ -453,6 +453,7 @@ class SourceCoordinator(Machine):
     def _give_again(self, subtask: int, splits: Iterable[SplitState]) -> src.Action:
         """Give a restored enumerator what a failed reader had; its states before it answers do not have that."""
         record = GivenAgainRecord(subtask, tuple(splits))
+        self._shared.give_enumerator(record.splits)
         self._given_again.append(record)
         return self._shared.call(src.AddSplitsBack(subtask, record.splits))
 
@@ -480,9 +481,10 @@ class SourceCoordinator(Machine):
 
     def _put_unassigned(self) -> None:
         """Let readers hear of what is unassigned after all before it."""
-        work = self._work.to_put(is_early=bool(self._shared.splits_back.swallowed))
+        shared = self._shared
+        work = self._work.to_put(is_early=bool(shared.splits_back.swallowed), has_rows=bool(shared.unassigned))
         if work is not None:
-            self._shared.outbox.put(work)
+            shared.outbox.put(work)
 
     def _on_enumerator_failed(self, event: src.EnumeratorFailed, now_ms: int) -> list[src.Action]:
         return self._lose_enumerator(event.error, now_ms)

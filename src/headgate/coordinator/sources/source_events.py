@@ -27,11 +27,14 @@ class SourceStarted(msgspec.Struct, frozen=True):
         The enumerator's state in it; None: it starts afresh.
     finished
         Ends that the readers' states in that checkpoint hold: the enumerator is notified of them again.
+    unassigned
+        Of the splits that the enumerator has, those with rows in flight or read to their ends.
     """
 
     checkpoint_id: int = 0
     state: bytes | None = None
     finished: tuple[str, ...] = ()
+    unassigned: tuple[SplitState, ...] = ()
 
 
 class FromReader(msgspec.Struct, frozen=True):
@@ -380,11 +383,22 @@ class SendToReader(msgspec.Struct, frozen=True):
 
 
 class EnumeratorStateReady(msgspec.Struct, frozen=True):
-    """The source's part of a checkpoint. ``finished_known``: by subtask, the number up to which it knows ends."""
+    """The source's part of a checkpoint.
+
+    Parameters
+    ----------
+    checkpoint_id, state
+        The checkpoint, and the source's state.
+    finished_known
+        By subtask, the number up to which it knows ends.
+    unassigned
+        As in `SourceStarted`.
+    """
 
     checkpoint_id: int
     state: bytes
     finished_known: dict[int, int]
+    unassigned: tuple[SplitState, ...] = ()
 
 
 class CheckpointRefused(msgspec.Struct, frozen=True):

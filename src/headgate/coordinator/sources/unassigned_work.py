@@ -56,9 +56,13 @@ class UnassignedWork:
         """Send nothing any longer."""
         self._is_late = False
 
-    def to_put(self, *, is_early: bool) -> Unassigned | None:
-        """Return what readers are to hear; ``is_early``: the enumerator has splits that readers have."""
-        if self.unreported and (self.reported or self.current) is not None:
+    def to_put(self, *, is_early: bool, has_rows: bool = False) -> Unassigned | None:
+        """Return what readers are to hear.
+
+        ``is_early``: the enumerator has splits that readers have. ``has_rows``: rows of unassigned splits are in
+        flight, which come before the positions that the enumerator knows.
+        """
+        if (self.unreported or has_rows) and (self.reported or self.current) is not None:
             return Unassigned(MIN_WATERMARK_MS)
         if self.reported is None or not is_early or self._before is None:
             return self.reported

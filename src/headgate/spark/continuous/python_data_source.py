@@ -221,7 +221,6 @@ class _Epoch:
         # Guarded by _lock:
         self._changed = threading.Condition(self._lock)
         self._batches: deque[pa.RecordBatch] = deque()
-        self._bytes = 0
         self._ended = False
         self._failure: HeadgateError | None = None
         self._room: Future[None] | None = None
@@ -237,7 +236,6 @@ class _Epoch:
         """Add rows."""
         with self._lock:
             self._batches.append(batch)
-            self._bytes += batch.nbytes
             self._changed.notify_all()
 
     def end(self) -> None:
@@ -253,9 +251,9 @@ class _Epoch:
             self._changed.notify_all()
 
     def room(self) -> Future[None] | None:
-        """Return None if there is room for more, else a future that is done when half of it is free again."""
+        """Return None if no rows wait, else a future that is done when the call has taken them."""
         with self._lock:
-            if self._returned or self._bytes <= _QUEUE_BYTES:
+            if self._returned or not self._batches:
                 return None
             self._room = self._room or Future()
             return self._room
@@ -280,10 +278,9 @@ class _Epoch:
             if not self._batches:
                 raise StopIteration
             batch = self._batches.popleft()
-            self._bytes -= batch.nbytes
-            room = self._room if self._bytes * 2 <= _QUEUE_BYTES else None
-            if room is not None:
-                self._room = None
+            room = None
+            if not self._batches:
+                room, self._room = self._room, None
         if room is not None:
             _resolve(room, None)
         return batch
@@ -310,6 +307,8 @@ class PythonSinkWriter(SinkWriter):
     thread_name
         The thread's name.
     """
+
+    waits_for_rows = True
 
     def __init__(
         self, write: Callable[[Iterator[pa.RecordBatch]], Any], schema: pa.Schema, function: str, thread_name: str

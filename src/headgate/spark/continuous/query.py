@@ -428,7 +428,9 @@ class ContinuousQuery:
         self._id = self._storage.query_id(str(uuid.uuid4()))
         plan = job_plan(definition, self._id, ownership.run)
         allow_left_over = bool(definition.options["allowNonRestoredState"])
-        restored = None if found is None else restore(found, plan, allow_non_restored_state=allow_left_over)
+        restored = None
+        if found is not None:
+            restored = self._storage.adopt_rows(restore(found, plan, allow_non_restored_state=allow_left_over))
         if self._progress is None:
             self._progress = QueryProgress(definition, self._id, self._run_id)
         progress = self._progress

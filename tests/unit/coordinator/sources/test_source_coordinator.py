@@ -27,7 +27,7 @@ from headgate.coordinator.sources.source_coordinator import SourceCoordinator
 from headgate.coordinator.sources.source_state import SourceState, decode_source_state, encode_source_state
 from headgate.errors import CorruptStateError, InvalidTransitionError, UnsupportedVersionError
 from headgate.protocol import messages as msg
-from headgate.protocol.state import FinishedSplit, SplitState
+from headgate.protocol.state import FinishedSplit, InFlightRows, InlineState, SplitState
 from headgate.source.watermark import MIN_WATERMARK_MS
 from tests.machines import Later, explore
 from tests.unit.coordinator.sources.source_world import World
@@ -743,3 +743,70 @@ def test_what_another_reader_was_given_since_is_no_part_of_a_report() -> None:
     assert handled(made, registered(execution=3, reported=(A, B)))[-1] == src.CallEnumerator(
         1, src.AddReader(0, "h", (A,))
     )
+
+
+# -- rows in flight -------------------------------------------------------------------------------------------------
+
+IN_FLIGHT = InFlightRows(handle=InlineState(b"rows"), buffers=1, rows=3, size_bytes=24)
+WITH_ROWS = SplitState("a", b"a", IN_FLIGHT)
+ENDED = SplitState("b", b"b", IN_FLIGHT, ended=True)
+
+
+def durable(made: SourceCoordinator) -> list[src.Action]:
+    """Return what follows when all that was logged is durable."""
+    return handled(made, src.LogAppended(made._log.number))
+
+
+def given(actions: list[src.Action]) -> dict[int, tuple[SplitState, ...]]:
+    """Return what is sent to readers, or logged to be sent."""
+    records = [record for each in actions if isinstance(each, src.AppendLog) for record in each.records]
+    return {record.subtask: record.splits for record in records if isinstance(record, AssignedRecord)}
+
+
+def test_rows_in_flight_go_with_their_split_through_the_enumerator_which_does_not_know_of_them() -> None:
+    made = running(reassigns_on_recovery=True)
+    handled(made, src.ReaderFailed(0, 0), src.ReaderForgotten(1, 0), src.SplitsTakenBack(1, 0))
+    handled(made, registered(execution=3, reported=(WITH_ROWS, ENDED)))
+    moved_on = SplitState("a", b"later")  # an enumerator may make its own splits of those that it was given
+    assert given(handled(made, src.SplitsAssigned(1, {1: (moved_on,)}))) == {1: (SplitState("a", b"later", IN_FLIGHT),)}
+    assert given(handled(made, src.SplitsAssigned(1, {0: (SplitState("b", b"b"),)}))) == {0: (ENDED,)}
+
+
+def test_rows_in_flight_of_a_split_that_is_taken_back_go_to_its_next_reader() -> None:
+    made = running(reassigns_on_recovery=True)
+    handled(made, src.ReaderFailed(0, 0), src.ReaderForgotten(1, 0), src.SplitsTakenBack(1, 0))
+    handled(made, registered(execution=3, reported=(WITH_ROWS,)), src.SplitsAssigned(1, {1: (A,)}))
+    handled(made, src.ReaderFailed(1, 0))
+    (back,) = handled(made, src.ReaderForgotten(1, 1))
+    assert back == src.CallEnumerator(1, src.AddSplitsBack(1, (WITH_ROWS,)))
+    assert given(handled(made, src.SplitsTakenBack(1, 1), src.SplitsAssigned(1, {0: (A,)}))) == {0: (WITH_ROWS,)}
+
+
+def test_a_checkpoint_holds_rows_in_flight_of_splits_that_nobody_has_yet() -> None:
+    """FLINK-40469's window: else they would be in no state, although the position is after them."""
+    made = machine(reassigns_on_recovery=True)
+    handled(made, src.SourceStarted(), registered(reported=(WITH_ROWS,)), registered(subtask=1))
+    handled(made, src.ReaderAdded(1, 0), src.ReaderAdded(1, 1), src.CheckpointStarted(1))
+    handled(made, src.EnumeratorSnapshotted(1, 1, b"s"))
+    (ready,) = [each for each in durable(made) if isinstance(each, src.EnumeratorStateReady)]
+    assert ready.unassigned == (WITH_ROWS,)
+    again = machine(reassigns_on_recovery=True)
+    handled(again, src.SourceStarted(1, ready.state, (), ready.unassigned), registered(), registered(subtask=1))
+    assert given(handled(again, src.SplitsAssigned(1, {1: (A,)}))) == {1: (WITH_ROWS,)}
+    handled(again, src.ReaderAdded(1, 0), src.ReaderAdded(1, 1), src.CheckpointStarted(2))
+    handled(again, src.EnumeratorSnapshotted(1, 2, b"s"))
+    assert [each.unassigned for each in durable(again) if isinstance(each, src.EnumeratorStateReady)] == [()]
+
+
+def test_watermarks_are_held_while_rows_in_flight_are_unassigned() -> None:
+    made = machine(reassigns_on_recovery=True)
+    handled(made, src.SourceStarted(), registered(reported=(WITH_ROWS,)), registered(subtask=1))
+
+    def heard(*events: src.Event) -> list[int | None]:
+        actions = [*handled(made, *events), *durable(made)]
+        messages = [each.message for each in actions if isinstance(each, src.SendToReader)]
+        return [each.event_time_ms for each in messages if isinstance(each, msg.UnassignedWork)]
+
+    heard(src.ReaderAdded(1, 0), src.ReaderAdded(1, 1))
+    assert set(heard(src.UnassignedChanged(1, 500))) == {MIN_WATERMARK_MS}
+    assert heard(src.SplitsAssigned(1, {1: (A,)})) == [500, 500]
