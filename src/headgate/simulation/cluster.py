@@ -239,14 +239,14 @@ class Cluster:
         """Note that a subtask takes a snapshot."""
         self.snapshot_times.on_snapshot(subtask, checkpoint_id)
 
-    def barrier_ordered(self, run: int, order: TriggerCheckpoint) -> None:
+    def barrier_ordered(self, subtask: SubtaskProcess, order: TriggerCheckpoint) -> None:
         """Note that a subtask that reads sources is ordered to send a barrier."""
-        self.snapshot_times.on_barrier(run, order)
+        self.snapshot_times.on_barrier(subtask, order)
 
     def manifest_written(self, manifest: Manifest) -> None:
         """Check a checkpoint that is complete."""
         self.invariants.on_manifest(manifest)
-        if self.pending.at_checkpoints and (manifest.channels or not self.scenario.unaligned):
+        if self.pending.at_checkpoints and (any(manifest.in_flight) or not self.scenario.unaligned):
             fault = self.pending.at_checkpoints.pop(0)
             self.clock.after(fault.pick % 60, self.world, self._fault, fault)
 

@@ -176,6 +176,8 @@ class Scenario(msgspec.Struct, frozen=True):
     max_parallelism: int = 128
     row_ms: float = 0
     """What a row costs a function after an exchange."""
+    source_row_ms: float = 0
+    """What a row costs a function right after a source; 0: there is none."""
     unaligned: bool = True
     alignment_timeout_ms: int = 0
     first_checkpoint_ms: int = 100
@@ -195,6 +197,8 @@ class Scenario(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         query = f"{len(self.sources)} sources"
+        if self.source_row_ms:
+            query += f", {self.source_row_ms} ms a row right after them"
         if self.is_keyed:
             query += f", exchanges {self.first_exchange}, {self.second_exchange} and hash, {self.row_ms} ms a row"
         return f"parallelism {self.parallelism}, failover-strategy {self.failover_strategy}, {query}"
@@ -237,6 +241,7 @@ class Scenario(msgspec.Struct, frozen=True):
             ._with_storage_faults()
             ._with_late_connections()
             ._with_time_for_barriers()
+            ._with_slow_reading()
             ._with_pace()
         )
 
@@ -465,6 +470,38 @@ class Scenario(msgspec.Struct, frozen=True):
             return self
         return msgspec.structs.replace(self, checkpoint_timeout_ms=5000)
 
+    def _with_slow_reading(self) -> Scenario:
+        """Return the same with a slow function right after each source, if the seed wants it, and larger batches."""
+        draw = random.Random(f"slow reading {self.seed}")
+        if draw.random() < 0.75:
+            return self
+        source_row_ms, batch_rows, rows = draw.choice(_SLOW_READING)
+        # Where rows are let through one by one, or small buffers are recovered, very many would only take time.
+        if rows > _MANY_ROWS and (self.alignment_group is not None or self.in_time):
+            source_row_ms, batch_rows, rows = _SLOW_READING[0]
+        changed = msgspec.structs.replace(
+            self,
+            source_row_ms=source_row_ms,
+            sources=tuple(msgspec.structs.replace(each, batch_rows=batch_rows) for each in self.sources),
+            checkpoint_timeout_ms=max(2000, self.checkpoint_timeout_ms) if self.unaligned else 5000,
+        )
+        if rows > _MANY_ROWS:
+            changed = msgspec.structs.replace(changed, row_ms=0, recovery_bytes=1 << 20, disk_buffers=None)
+        return changed if self.in_time else changed._with_rows_waiting(rows)  # else rows would be late
+
+    def _with_rows_waiting(self, rows: int) -> Scenario:
+        """Return the same with so many rows more in a split that ends, if there is one."""
+        for number, source in enumerate(self.sources):
+            for place, split in enumerate(source.splits):
+                if split.stop is None or split.path or split.parents:
+                    continue
+                longer = msgspec.structs.replace(split, stop=split.stop + rows)
+                splits = (*source.splits[:place], longer, *source.splits[place + 1 :])
+                sources = [*self.sources]
+                sources[number] = msgspec.structs.replace(source, splits=splits)
+                return msgspec.structs.replace(self, sources=tuple(sources))
+        return self
+
     def _with_pace(self) -> Scenario:
         """Return the same in less time, if the seed wants it: the same faults, less that goes well between them."""
         draw = random.Random(f"pace {self.seed}")
@@ -484,7 +521,9 @@ class Scenario(msgspec.Struct, frozen=True):
                 silent_from_ms=sooner(source.silent_from_ms),
                 silent_to_ms=sooner(source.silent_from_ms) + source.silent_to_ms - source.silent_from_ms,
                 # More rows than that only take time, unless functions are slow.
-                row_ms=source.row_ms if self.row_ms else max(source.row_ms, _ROW_MS * len(source.splits)),
+                row_ms=source.row_ms
+                if self.row_ms or self.source_row_ms
+                else max(source.row_ms, _ROW_MS * len(source.splits)),
             )
             for source in self.sources
         )
@@ -554,6 +593,9 @@ _LOAD_FAULTS = (
     FaultKind.SUSPEND,
 )
 """What goes wrong meanwhile, and a user who rescales the query."""
+_SLOW_READING = ((20, 30, 30), (20, 30, 30), (5, 100, 150), (5, 100, 150), (1, 1000, 600), (0.1, 10_000, 10_000))
+"""What a row costs right after a source, rows that a reader emits at a time, and rows that there are in addition."""
+_MANY_ROWS = 200
 _ROW_MS = 8
 """How often a source grows by a row at most, where functions are quick."""
 _PACES = (0.2, 0.2, 0.3, 0.3, 0.4, 0.5, 0.7, 1)

@@ -40,15 +40,22 @@ class Observed(Operator):
         Returns the process in which a subtask's copy is opened.
     kinds
         The kind of the exchange that the rows of each source come through.
+    at_source
+        Whether it comes right after a source.
     """
 
     kind = function = "observed"
     schema = SCHEMA
 
     def __init__(
-        self, opened: Callable[[], Surroundings], kinds: Mapping[str, ExchangeKind | None] = MappingProxyType({})
+        self,
+        opened: Callable[[], Surroundings],
+        kinds: Mapping[str, ExchangeKind | None] = MappingProxyType({}),
+        *,
+        at_source: bool = False,
     ) -> None:
         self._opened = opened
+        self._at_source = at_source
         self._once, self._dealt, self._rebalanced = (
             frozenset(uid for uid, kind in kinds.items() if kind == wanted)
             for wanted in ("broadcast", "custom", "rebalance")
@@ -67,7 +74,7 @@ class Observed(Operator):
     def process(self, batch: pa.RecordBatch, split_id: str, emit: Emit) -> None:
         """Let rows through."""
         assert not self._has_ended, f"rows of {split_id} come after the end"
-        self._around.work(batch.num_rows)
+        self._around.work(batch.num_rows, at_source=self._at_source)
         if self._dealt:
             self._check_dealt(batch)
         if self._restored is not None:

@@ -2,7 +2,7 @@
 
 Never: forget rows that were staged and not confirmed.
 
-    source-0 .. source-n -> union -> observed -> sink
+    source-0 .. source-n [-> a slow function each, for all that follow] -> union -> observed -> sink
     source-0 .. source-n -> union [-> first exchange -> observed or held] -> by key -> counted -> sink
     source-0 -> first exchange, source-1 .. source-n -> second exchange: their union -> observed or held -> by key ...
 
@@ -127,6 +127,8 @@ def definition_of(
         )
         for uid, source in sources
     ]
+    if scenario.source_row_ms:
+        nodes = [node.then(Observed(opened, at_source=True)).named(f"read-{node.name}") for node in nodes]
     first, second = scenario.first_exchange, scenario.second_exchange
     kinds: dict[str, ExchangeKind | None] = {uid: first for uid, _ in sources}
     if second is None:

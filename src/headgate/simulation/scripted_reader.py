@@ -75,8 +75,8 @@ class Surroundings(Protocol):
     def uid_of(self, split_id: str) -> str:
         """Return the source of a split."""
 
-    def work(self, rows: int) -> None:
-        """Take the time that a function takes for so many rows."""
+    def work(self, rows: int, *, at_source: bool) -> None:
+        """Take the time that a function takes for so many rows; ``at_source``: one right after a source."""
 
     def key_group(self, key: int) -> int:
         """Return the key group of a key."""
@@ -87,6 +87,10 @@ class Surroundings(Protocol):
     @property
     def is_hurried(self) -> bool:
         """Whether what is left is to be read soon: nothing goes wrong or grows any more, and no function is slow."""
+
+    @property
+    def reads_slowly(self) -> bool:
+        """Whether a slow function comes right after sources."""
 
     def rows_of_key(self, split_id: str, key: int, first: int, last: int) -> int:
         """Return how many rows a key has in a split between two offsets, both included."""
@@ -170,6 +174,13 @@ class ScriptedReader(SourceReader[Any]):
         self._available: Future[None] = Future()
         self._counted_ms = around.now_ms()
 
+    def note_times(self, split_id: str, times_ms: Sequence[int]) -> None:
+        """Note how far a split is with rows that are emitted of it, by this reader or by one before it."""
+        strategy = self._topic.script.strategy
+        if strategy is not None:
+            highest_ms = max(times_ms) - strategy.max_out_of_orderness_ms
+            self.highest_ms[split_id] = max(highest_ms, self.highest_ms.get(split_id, highest_ms))
+
     def start(self) -> None:
         """Ask for a split, and greet the enumerator, at times."""
         if self._choose.random() < 0.3:
@@ -187,6 +198,8 @@ class ScriptedReader(SourceReader[Any]):
             self._context.send_event(Nudge())
         if self.no_more and not self.splits:
             return InputStatus.END_OF_INPUT
+        if self._around.reads_slowly and self._ready():
+            return InputStatus.MORE_AVAILABLE  # else its other splits would seem to be silent while functions work
         self._available = Future()
         self._wake_later(self._available)
         return InputStatus.NOTHING_AVAILABLE
@@ -259,12 +272,7 @@ class ScriptedReader(SourceReader[Any]):
 
     def _read(self, output: ReaderOutput) -> list[Row]:
         """Emit rows of one split, and its end; return the rows."""
-        ready = [
-            split_id
-            for split_id, position in self.splits.items()
-            if position < self._topic.rows(split_id) or self._topic.splits[split_id].stop == position
-            if split_id not in self.paused
-        ]
+        ready = self._ready()
         if not ready:
             return []
         split_id = ready[0] if self._topic.script.in_turn else self._choose.choice(ready)
@@ -282,6 +290,15 @@ class ScriptedReader(SourceReader[Any]):
                 del self.splits[split_id]
             self.splits[split_id] = end
         return rows
+
+    def _ready(self) -> list[str]:
+        """Return the splits that have rows, or end, and are not paused."""
+        return [
+            split_id
+            for split_id, position in self.splits.items()
+            if position < self._topic.rows(split_id) or self._topic.splits[split_id].stop == position
+            if split_id not in self.paused
+        ]
 
     def _most_rows(self) -> int:
         script = self._topic.script
@@ -302,8 +319,7 @@ class ScriptedReader(SourceReader[Any]):
             batch = batch.slice(0, output.rows_allowed(split_id, batch))
         if batch.num_rows:
             if strategy is not None:
-                highest_ms = max(times[: batch.num_rows]) - strategy.max_out_of_orderness_ms
-                self.highest_ms[split_id] = max(highest_ms, self.highest_ms.get(split_id, highest_ms))
+                self.note_times(split_id, times[: batch.num_rows])
             self.quiet_ms[split_id] = 0
             of_split.emit_batch(batch)
         rows: int = batch.num_rows

@@ -65,13 +65,16 @@ class SlotProcess(SlotOfSubtasks):
             checkpoint_location="",
         )  # fmt: skip
         self.storage = SlotStorage(self, cluster.storage.files)
-        self._services = self._open_services() if cluster.definition.graph.exchanges else {}
+        self._services = self._open_services()
 
     def _open_services(self) -> dict[str, Any]:
         """Return what the subtasks share."""
+        uploader = StateUploader(self.storage, f"{self.run}-{self.slot}-{self.attempt}", Uploads(self))
+        if not self.cluster.definition.graph.exchanges:
+            return {"uploader": uploader}
         return {
             "plane": Plane(self.cluster.data, self, self.address),
-            "uploader": StateUploader(self.storage, f"{self.run}-{self.slot}-{self.attempt}", Uploads(self)),
+            "uploader": uploader,
             "recovery": partial(SteppedRecovery, self),
             "recovery_memory_bytes": self.cluster.scenario.recovery_bytes,
         }

@@ -1,7 +1,8 @@
 """When snapshots are taken: none waits for rows that need not be processed first, and the first comes early.
 
 Checked: invariant 6. From the first barrier of a checkpoint that may reach a subtask until that takes its snapshot no
-more time passes than links, alignment time-outs and a slice take, whatever rows cost. A restored query begins its first
+more time passes than links, alignment time-outs and a slice take, whatever rows cost; and no more than that, and the
+sink's room for what was begun, from the order to a subtask that reads sources. A restored query begins its first
 checkpoint when it is to. Not checked: how long it takes until what was stored is safe, and aligned checkpoints.
 
 Never: look into a machine for what it decided; how far channels are may be looked at.
@@ -20,6 +21,8 @@ from headgate.simulation.world import World
 
 _MESSAGE_MS = 20
 """What the turns of those who take part add, in milliseconds."""
+_ROOM_MS = 200
+"""How long the rows of one slice may wait for room in the sink, which comes within 100 ms each time."""
 
 
 class SnapshotTimes:
@@ -28,6 +31,7 @@ class SnapshotTimes:
     def __init__(self, cluster: World) -> None:
         self._cluster = cluster
         self._passing: set[tuple[int, int]] = set()  # by run and number: checkpoints whose barriers pass rows
+        self._ordered: dict[tuple[SubtaskProcess, int], int] = {}  # when who was ordered to take which snapshot
         self._taken: dict[tuple[int, int, int], dict[tuple[int, int], int]] = {}
         """By run, generation and checkpoint: when each subtask of a stage took its snapshot."""
         self._deployed: dict[tuple[int, int], tuple[int, int]] = {}  # by stage and slot: attempt and execution
@@ -35,10 +39,13 @@ class SnapshotTimes:
         self._has_failed = False  # an enumerator, since checkpoints last began: its readers report again first
         self._since_ms: int | None = None  # since when the first checkpoint of a deployment could have begun
 
-    def on_barrier(self, run: int, order: msg.TriggerCheckpoint) -> None:
-        """Note that sources are ordered to send a barrier."""
+    def on_barrier(self, process: SubtaskProcess, order: msg.TriggerCheckpoint) -> None:
+        """Note that a subtask that reads sources is ordered to send a barrier."""
         if order.unaligned and order.kind is msg.CheckpointKind.CHECKPOINT:
-            self._passing.add((run, order.checkpoint_id))
+            self._passing.add((process.run, order.checkpoint_id))
+        if self._cluster.scenario.unaligned and order.kind is not msg.CheckpointKind.DRAIN:
+            self._ordered = {key: at_ms for key, at_ms in self._ordered.items() if key[0] is not process}
+            self._ordered[process, order.checkpoint_id] = self._cluster.clock.now_ms
 
     def on_snapshot(self, process: SubtaskProcess, checkpoint_id: int) -> None:
         """Check that a snapshot did not wait for rows."""
@@ -46,6 +53,8 @@ class SnapshotTimes:
         now_ms, definition = cluster.clock.now_ms, cluster.definition
         taken = self._taken.setdefault((run, process.generation, checkpoint_id), {})
         taken.setdefault((process.stage, process.slot), now_ms)
+        if process.stage == 0:
+            self._check_source(process, checkpoint_id)
         if process.stage == 0 or (run, checkpoint_id) not in self._passing:
             return
         stages = {
@@ -64,6 +73,20 @@ class SnapshotTimes:
         assert took_ms <= most_ms, (
             f"slow: subtask {process.slot} of stage {process.stage} takes its snapshot of checkpoint {checkpoint_id} "
             f"{took_ms} ms after it could, not {most_ms} ms"
+        )
+
+    def _check_source(self, process: SubtaskProcess, checkpoint_id: int) -> None:
+        """Check that a snapshot of a subtask that reads sources did not wait for what a reader emitted."""
+        cluster = self._cluster
+        began_ms = self._ordered.pop((process, checkpoint_id), None)
+        if began_ms is None or cluster.excused_until_ms >= began_ms:
+            return
+        took_ms = cluster.clock.now_ms - began_ms
+        # The slice that was begun, and what is processed at once; what operators emit before the barrier.
+        most_ms = cluster.scenario.alignment_timeout_ms + 3 * cluster.longest_turn_ms + _ROOM_MS + _MESSAGE_MS
+        assert took_ms <= most_ms, (
+            f"slow: subtask {process.slot}, which reads sources, takes its snapshot of checkpoint {checkpoint_id} "
+            f"{took_ms} ms after it was ordered, not {most_ms} ms"
         )
 
     # The first checkpoint of a deployment of all subtasks.

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pyarrow as pa
+
 from headgate.protocol import messages as msg
 from headgate.protocol.operator_context import OperatorContext
 from headgate.runtime.execution_context import SlotPlace, SlotServices
@@ -88,9 +90,13 @@ class _Tap:
         self._reader = reader
         self._output = output
         self._downstream = downstream
-        self.on_batch = downstream.on_batch
         self.on_idle = downstream.on_idle
         self.on_active = downstream.on_active
+
+    def on_batch(self, batch: pa.RecordBatch, split_id: str) -> None:
+        """Note how far a split is, also with rows that another reader emitted."""
+        self._reader.note_times(split_id, batch.column(0).cast(pa.int64()).to_pylist())
+        self._downstream.on_batch(batch, split_id)
 
     def on_watermark(self, timestamp_ms: int) -> None:
         """Check that every split that is not idle has reached it, and that it grows."""
@@ -168,7 +174,7 @@ class SubtaskProcess:
                     execution.readers[source].unassigned_ms = event_time_ms
                 case msg.TriggerCheckpoint(kind=kind):
                     execution.drains = execution.drains or kind is msg.CheckpointKind.DRAIN
-                    self._cluster.barrier_ordered(self._slot.run, message)
+                    self._cluster.barrier_ordered(self, message)
         if not self._has_started:
             self._has_started = True
             self.subtask.start()
@@ -264,9 +270,10 @@ class SubtaskProcess:
         """See `Surroundings`."""
         self._clock.after(delay_ms, self._slot, what)
 
-    def work(self, rows: int) -> None:
+    def work(self, rows: int, *, at_source: bool) -> None:
         """See `Surroundings`."""
-        row_ms = self._cluster.scenario.row_ms
+        scenario = self._cluster.scenario
+        row_ms = scenario.source_row_ms if at_source else scenario.row_ms
         self._worked_ms += rows * (min(row_ms, 5) if self._cluster.calm else row_ms)
 
     def uid_of(self, split_id: str) -> str:
@@ -284,7 +291,12 @@ class SubtaskProcess:
     @property
     def is_hurried(self) -> bool:
         """See `Surroundings`."""
-        return self._cluster.calm and not self._cluster.scenario.row_ms
+        return self._cluster.calm and not (self._cluster.scenario.row_ms or self._cluster.scenario.source_row_ms)
+
+    @property
+    def reads_slowly(self) -> bool:
+        """See `Surroundings`."""
+        return self._cluster.scenario.source_row_ms > 0
 
     def rows_of_key(self, split_id: str, key: int, first: int, last: int) -> int:
         """See `Surroundings`."""

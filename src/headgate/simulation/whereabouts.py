@@ -1,4 +1,4 @@
-"""Where each row is in a complete checkpoint: published, about to be, on its way, held by a function, or not read yet.
+"""Where each row is in a complete checkpoint: published, about to be, in flight, held by a function, or not read yet.
 
 Checked: invariant 2: exactly one of them.
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from headgate.checkpoint.channel_bytes import read_channel
+from headgate.checkpoint.channel_bytes import read_channel, read_split
 from headgate.checkpoint.manifest import Manifest
 from headgate.protocol.channels import ChannelId
 from headgate.simulation.durable import Row, decode_committable
@@ -72,6 +72,14 @@ def _unpublished(cluster: World, manifest: Manifest) -> Iterator[Row]:
             for batch in read_channel(pa.BufferReader(files.written(state.handle)), channel, output=state.output):
                 for split_id, offset in zip(batch.column(1).to_pylist(), batch.column(2).to_pylist()):
                     yield cluster.uid_of[split_id], split_id, offset
+    readers = (each for stage in manifest.subtasks for state in stage for each in state.readers.items())
+    held = [(uid, split) for uid, reader in readers for split in reader.splits]
+    held += [(uid, split) for uid, entry in manifest.sources.items() for split in entry.unassigned]
+    for uid, split in held:
+        if split.in_flight is not None:
+            data = pa.BufferReader(files.written(split.in_flight.handle))
+            for batch in read_split(data, uid, split.split_id):
+                yield from ((uid, split.split_id, offset) for offset in batch.column(2).to_pylist())
     for subtask in (each for stage in manifest.subtasks for each in stage if HELD in each.keyed):
         for chunk in subtask.keyed[HELD].chunks:
             for row in Held.state.decode(files.written(chunk.handle))[0]:

@@ -118,7 +118,7 @@ class World(Protocol):
     def snapshot_taken(self, subtask: Any, checkpoint_id: int) -> None:
         """Note that a subtask takes a snapshot."""
 
-    def barrier_ordered(self, run: int, order: Any) -> None:
+    def barrier_ordered(self, subtask: Any, order: Any) -> None:
         """Note that a subtask that reads sources is ordered to send a barrier."""
 
     def manifest_written(self, manifest: Manifest) -> None:

@@ -1,0 +1,105 @@
+"""Bugs in what becomes of rows that readers emitted, planted one at a time before slow functions: some seed finds each.
+
+A bug is a subclass or a changed function of production, in this file only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import Future
+from typing import Any
+
+import pyarrow as pa
+
+from headgate.coordinator.sources.reader_machine import Shared
+from headgate.coordinator.sources.unassigned_work import UnassignedWork
+from headgate.futures import done_with
+from headgate.protocol.state import SplitState
+from headgate.runtime import snapshot_parts
+from headgate.runtime.source_input import SourceInput
+from headgate.simulation.scenario import Scenario
+from headgate.task.task_loop import ChainEmpty, TaskLoop
+from tests.scenarios.planted import first_found
+
+
+def is_slow(scenario: Scenario) -> bool:
+    """Return whether a slow function comes right after sources."""
+    return scenario.source_row_ms > 0
+
+
+class WaitsForTheBatch(TaskLoop):
+    """A snapshot waits until all that a reader emitted is processed."""
+
+    TRANSITIONS = TaskLoop.TRANSITIONS
+
+    def _waits_for_entry(self, turn: ChainEmpty, takes: bool, now_ms: int) -> bool:
+        return turn.entry_ms is not None and self._base != "idle"
+
+
+def test_a_barrier_that_waits_for_the_batch_of_a_reader_is_found() -> None:
+    first_found("slow: subtask ., which reads sources", 3, {TaskLoop: WaitsForTheBatch}, of=is_slow)
+
+
+def test_rows_that_are_in_no_checkpoint_although_the_position_is_after_them_are_found() -> None:
+    def nothing(*arguments: Any, **keywords: Any) -> Future[dict[str, Any]]:
+        return done_with({})
+
+    first_found("rows of .* are missing", 3, {snapshot_parts.store_splits: nothing}, of=is_slow)
+
+
+class ForgetsRows(Shared):
+    """Who is assigned a split that was reported with rows in flight gets it without."""
+
+    def complete(self, assigned: Iterable[SplitState]) -> tuple[SplitState, ...]:
+        return tuple(SplitState(split.split_id, split.data) for split in assigned)
+
+
+def test_rows_that_do_not_go_with_their_split_through_the_enumerator_are_found() -> None:
+    first_found("rows of .* are missing|lost: ", 3, {Shared: ForgetsRows}, of=is_slow)
+
+
+class EmitsThemLast(SourceInput):
+    """A split is read on before the rows of it that were in flight are there."""
+
+    def _load(self, split: SplitState) -> None:
+        if not split.ended:
+            self._give([SplitState(split.split_id, split.data)])
+        super()._load(split)
+
+    def _on_loaded(self, split: SplitState, rows: Future[list[pa.RecordBatch]]) -> None:
+        if split.ended or self._user.is_over or self.output.ended:
+            super()._on_loaded(split, rows)
+            return
+        del self._loading[split.split_id]
+        for batch in rows.result():
+            self.output.create_output_for_split(split.split_id).emit_batch(batch)
+
+
+def test_rows_in_flight_that_come_after_those_that_are_read_on_are_found() -> None:
+    first_found("order: |lost: ", 3, {SourceInput: EmitsThemLast}, of=lambda each: is_slow(each) and each.is_keyed)
+
+
+class LeavesOutEnds(SourceInput):
+    """A split of which a reader has read the last row is in no snapshot until its end is reported."""
+
+    def snapshot(self, *arguments: Any) -> Future[tuple[SplitState, ...]]:
+        ending, self._ending = self._ending, {}
+        try:
+            return super().snapshot(*arguments)
+        finally:
+            self._ending = ending
+
+
+def test_a_split_that_ends_while_its_rows_wait_and_is_nowhere_is_found() -> None:
+    first_found("in 0 places", 42, {SourceInput: LeavesOutEnds}, of=is_slow)
+
+
+class PassesRows(UnassignedWork):
+    """Watermarks are held where unassigned splits are read on, and not at their rows in flight."""
+
+    def to_put(self, *, is_early: bool, has_rows: bool = False) -> Any:
+        return super().to_put(is_early=is_early)
+
+
+def test_a_watermark_that_passes_rows_in_flight_of_unassigned_splits_is_found() -> None:
+    first_found("late: ", 441, {UnassignedWork: PassesRows}, of=is_slow)
