@@ -7,6 +7,7 @@ work for each slot: 1,000 rows.
     checkpoint          seconds of a checkpoint that was asked for, two slots and 20 units, beside aligned checkpoints
     first-checkpoint-N  rescaled from three slots to two, which get N units: intervals of 1 s from the deployment to the
                         first complete checkpoint; beside both switches off, which is given up after a while
+    slow-source-...     a slow function directly after Kafka: `bench.slow_source`
     inflation           bytes of channel state after ten rescales (2, 3, 2, ...) over those at the first; the function
                         takes 50 ms per row, so that next to nothing is processed meanwhile, and the source has ended
 
@@ -33,6 +34,7 @@ from pyspark.sql import functions as F
 from rich.table import Table
 
 import headgate
+from bench import slow_source
 from bench.frame import CACHE, Case, Result, WorkerMemory, chosen, console, measure, report, session, wait_for
 from headgate.checkpoint.manifest import Manifest
 from headgate.checkpoint.storage import CheckpointStorage
@@ -278,7 +280,8 @@ def _verdict(results: Sequence[Result]) -> str:
     """Say whether what is required of the switches holds."""
     notes = []
     for each in results:
-        required = {"intervals": REQUIRED_INTERVALS, "times": REQUIRED_INFLATION}.get(each.unit)
+        limits = {"intervals": REQUIRED_INTERVALS, "times": REQUIRED_INFLATION}
+        required = slow_source.LIMITS.get(each.case.name, limits.get(each.unit))
         if required is not None:
             verdict = "holds" if max(each.headgate) <= required else "DOES NOT HOLD"
             notes.append(f"{each.case.name} at most {required:g}: {verdict} (largest {max(each.headgate):.3f})")
@@ -302,6 +305,7 @@ def run(arguments: argparse.Namespace) -> None:
             Case("checkpoint", absent, None, "aligned"),
             *(Case(name, absent, None, "switches off", unit="intervals") for name in firsts),
             Case("inflation", absent, None, "switches off", unit="times"),
+            *(Case(name, absent, None, "aligned", unit=unit) for name, unit in slow_source.CASES.items()),
         ],
         arguments.only,
     )
@@ -310,7 +314,8 @@ def run(arguments: argparse.Namespace) -> None:
     memory = WorkerMemory()
     results = []
     spark = session("unaligned", master=f"local[{CORES}]")
-    for case in cases:
+    slow = [case for case in cases if case.name in slow_source.CASES]
+    for case in [case for case in cases if case not in slow]:
         if case.name == "checkpoint":
             units = QUICK_CHECKPOINT_UNITS if quick else CHECKPOINT_UNITS
             results.append(_checkpoint(spark, units, rounds, case, memory))
@@ -331,6 +336,7 @@ def run(arguments: argparse.Namespace) -> None:
             if max(result.peer) >= given_up_s:
                 result.case = dataclasses.replace(result.case, peer_name="switches off: at least")
             results.append(result)
+    results += slow_source.measure_cases(spark, slow, quick, ALIGNED)
     spark.stop()
     if backlogs.rows:
         backlogs.show()
