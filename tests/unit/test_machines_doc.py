@@ -25,6 +25,9 @@ MANY_OUTCOMES = {
     # FLIP-547's three processes begin and end here; their rows say which.
     ("ChannelRecovery", "phase 1", "ChannelRead"),
     ("ChannelRecovery", "phase 1", "RoomFound"),
+    # Rows that a reader emitted come first, or belong to the snapshot.
+    ("TaskLoop", "reading", "ChainEmpty"),
+    ("TaskLoop", "snapshot due", "ChainEmpty"),
     # The state afterwards is that before the snapshot, or another snapshot is due.
     ("TaskLoop", "snapshot prepared", "ChainEmpty"),
     ("TaskLoop", "snapshot due", "CheckpointGivenUp"),

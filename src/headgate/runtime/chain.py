@@ -199,7 +199,7 @@ class StageChain:
         self._figures = {uid: OperatorFigures() for uid in self._slices}
         self._inputs = {uid: ChainInput(self, uid, schema) for uid, schema in schemas.items()}
         self._waiting: deque[_Rows | _Note | _Step] = deque()
-        self._entry: deque[_Emitted | _Note] = deque()  # after all of that
+        self._entry: deque[_Emitted | _Note | _Step] = deque()  # after all of that
         self._notes: deque[Any] = self._entry if self._stage.sources else self._waiting
         self._written: tuple[int, float] | None = None  # by a sink that has no room since: how many rows, and when
         self._opened: list[Operator] = []
@@ -347,7 +347,7 @@ class StageChain:
         """Let each operator emit what it holds, after what waits; `process_some` does it."""
         # What waits may queue watermarks when its turn comes, the final one too: the end comes after those as well.
         end = _Step(0, lambda operator, emit: operator.end_input(emit), self._announce_end)
-        self.take_note(lambda: self._waiting.append(end))
+        self.take_note(lambda: self._notes.append(end))
 
     def prepare_snapshot(self) -> None:
         """Let each operator emit what belongs before the barrier, after what waits; `process_some` does it."""
@@ -450,9 +450,9 @@ class StageChain:
                 return room
         return None
 
-    def _begin(self, item: _Emitted | _Note) -> None:
+    def _begin(self, item: _Emitted | _Note | _Step) -> None:
         """Begin with the first rows of what waits at the entry."""
-        if isinstance(item, _Note):
+        if not isinstance(item, _Emitted):
             self._step(item)
             return
         batch, rows = item.batch, self.entry_rows(item.source)

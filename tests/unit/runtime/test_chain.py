@@ -455,6 +455,27 @@ def test_the_end_goes_through_the_operators_in_order() -> None:
     assert sink.rows == [{"n": 3}]
 
 
+def test_the_end_comes_after_a_final_watermark_that_follows_only_from_the_rows_before_it() -> None:
+    """The output of a source whose event times an operator finds ends when its rows have passed that operator."""
+    recorded = Recording()
+    chain, sink = chain_of(source().then(recorded))
+    order: list[str] = []
+    recorded_end, recorded_watermark = Recording.end_input, Recording.process_watermark
+    operator = next(iter(chain._operators.values()))
+    operator.end_input = lambda emit: (order.append("end"), recorded_end(operator, emit))[0]  # type: ignore[method-assign]
+    operator.process_watermark = lambda at_ms, emit: (
+        order.append("watermark"),
+        recorded_watermark(operator, at_ms, emit),
+    )[0]  # type: ignore[method-assign]
+    entry = chain.input("numbers")
+    entry.on_batch(numbers(1, 2), "a")
+    entry.after_rows(lambda: entry.on_watermark(MAX_WATERMARK_MS))
+    chain.end_input()
+    drain(chain)
+    assert order == ["watermark", "end"]
+    assert len(sink.rows) == 2
+
+
 def test_a_restart_begins_with_fresh_operators() -> None:
     plan = source().then(Summing())
     for _ in range(2):
