@@ -95,12 +95,13 @@ def _seconds(call: Callable[[], Any], most_s: float) -> float:
 
 
 def _gap_s(query: Any) -> float:
-    """Return the longest time between two progress entries that have rows."""
+    """Return the longest time between two progress entries that have rows, or since the last one."""
     stamps = [
         datetime.fromisoformat(each["timestamp"].replace("Z", "+00:00")).timestamp()
         for each in query.recentProgress
         if each["numInputRows"]
     ]
+    stamps += [time.time()] if stamps else []
     return max((after - before for before, after in itertools.pairwise(stamps)), default=float("inf"))
 
 

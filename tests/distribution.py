@@ -54,6 +54,7 @@ LONGEST = (
     "tests/real/test_kinesis_stream.py",
     "tests/real/test_kinesis_kit.py",
     "tests/real/test_conformance_queries.py",
+    "tests/real/test_slow_functions.py",
     "tests/real/test_jdbc_under_kills.py",
     "tests/real/test_pulsar_sink_under_kills.py",
     "tests/real/test_catalyst_helper.py",
