@@ -174,8 +174,6 @@ class StageChain:
         self._inputs_of = {uid: graph.inputs_fed_by(uid) for uid in self._feeds}
         self._delays_ms = graph.watermark_delays_ms
         schemas = {source.uid: source.schema for source in self._stage.sources}
-        self._rows_in = dict.fromkeys(schemas, 0)
-        self._rows_received = 0  # of exchanges
         self._event_time_operators = {uid: graph.event_time_operator(uid) for uid in schemas}
         schemas |= {uid: exchange.schema for uid, exchange in self._stage.inputs.items()}
         timeless = [each.uid for each in self._stage.sources if each.watermark_strategy is None]
@@ -191,11 +189,10 @@ class StageChain:
             uid: SliceController(longest_trial_ms=longest_trial_ms)
             for uid in (*self._operators, *self._outputs, *([SINK_UID] if self._stage.has_sink else []))
         }
-        self._after = {
-            uid: {each: None for first in self._feeds[uid] for each in self._fed_by(first)} for uid in schemas
-        }
         self._entered = dict.fromkeys(schemas, 0)  # rows of each input that operators were given
-        self._arrived = {uid: dict.fromkeys(after, 0) for uid, after in self._after.items()}  # and where these came to
+        self._arrived = {  # and how many came of them to all that is downstream
+            uid: {each: 0 for first in self._feeds[uid] for each in self._fed_by(first)} for uid in schemas
+        }
         self._figures = {uid: OperatorFigures() for uid in self._slices}
         self._inputs = {uid: ChainInput(self, uid, schema) for uid, schema in schemas.items()}
         self._waiting: deque[_Rows | _Note | _Step] = deque()
@@ -400,7 +397,7 @@ class StageChain:
         if BAD_RECORDS_UID in self._writers:
             rows_out[BAD_RECORDS_UID] = self._bad_rows
         return ChainFigures(
-            rows_in=dict(self._rows_in),
+            rows_in={source.uid: self._entered[source.uid] for source in self._stage.sources},
             rows_out=rows_out,
             busy_ms={uid: round(each.busy_ms) for uid, each in self._figures.items()},
             watermark_ms=self._watermarks.watermark_ms,
@@ -408,7 +405,7 @@ class StageChain:
             late=sum(each.late_rows for each in self._operators.values() if isinstance(each, KeyedOperator)),
             unpublished_ms={uid: waited for uid, each in self._writers.items() if (waited := each.unpublished_ms())},
             operators={uid: msgspec.structs.replace(each) for uid, each in self._figures.items()},
-            rows_received=self._rows_received,
+            rows_received=sum(self._entered[uid] for uid in self._stage.inputs),
             rows_sent=sum(self._figures[uid].rows_in for uid in self._outputs),
         )
 
@@ -428,8 +425,7 @@ class StageChain:
 
     def take_rows(self, source: str, batch: pa.RecordBatch, split: str) -> None:
         """Take rows of a source, which wait at the entry; or a slice of an exchange's."""
-        if source not in self._rows_in:
-            self._rows_received += batch.num_rows
+        if source in self._stage.inputs:
             self._give(source, batch, split)
         elif batch.num_rows:
             self._entry.append(_Emitted(source, batch, split))
@@ -459,7 +455,6 @@ class StageChain:
         if rows < batch.num_rows:
             self._entry.appendleft(msgspec.structs.replace(item, batch=batch.slice(rows)))
             batch = batch.slice(0, rows)
-        self._rows_in[item.source] += batch.num_rows
         self._give(item.source, batch, item.split)
 
     def _give(self, source: str, batch: pa.RecordBatch, split: str) -> None:

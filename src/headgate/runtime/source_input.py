@@ -239,12 +239,11 @@ class SourceInput:
     def snapshot(self, checkpoint_id: int, snapshots: Snapshots) -> Future[tuple[SplitState, ...]]:
         """Return where the splits are, once the rows of them that wait in the chain are safe."""
         waiting = self._chain.rows_in_flight(self.uid)
-        read = {split.split_id: split for split in self._call(self.reader.snapshot_state, checkpoint_id)}
-        states = {split_id: self._state_of(split) for split_id, split in read.items()}
-        for split_id in self._ending:  # where it was last: nobody reads it again
-            states[split_id] = SplitState(split_id, self._known[split_id], ended=True)
-        for split_id in waiting.keys() - states.keys():  # the reader forgot it without a word
-            states[split_id] = SplitState(split_id, self._known[split_id], ended=True)
+        read = map(self._state_of, self._call(self.reader.snapshot_state, checkpoint_id))
+        states = {split.split_id: split for split in read}
+        # Those that it has no longer, some of which it may have forgotten without a word: nobody reads them again.
+        for split_id in (*self._ending, *waiting):
+            states.setdefault(split_id, SplitState(split_id, self._known[split_id], ended=True))
         states |= {split_id: split for split_id, (split, _) in self._loading.items()}
 
         def with_rows(stored: Mapping[str, InFlightRows]) -> tuple[SplitState, ...]:

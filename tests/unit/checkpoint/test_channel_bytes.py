@@ -16,6 +16,7 @@ from headgate.errors import CorruptStateError, StoredStateError, UnsupportedVers
 from headgate.protocol.channels import ChannelId
 
 GOLDEN = Path(__file__).parents[2] / "golden/channel-state-v1.arrows"
+GOLDEN_SPLIT = GOLDEN.with_name("rows-in-flight-v1.arrows")
 CHANNEL = ChannelId("keys", 3, 1)
 SCHEMA = pa.schema(
     [
@@ -174,3 +175,8 @@ def test_rows_of_a_split_come_back_and_another_splits_are_refused() -> None:
         read_channel(data, ChannelId("rides", 0, 0), output=False)
     with pytest.raises(CorruptStateError, match="expected 3 buffers with 13 rows"):
         list(read_split(b"".join(split_chunks("rides", "a", schema, batches, buffers=3, rows=13)), "rides", "a"))
+
+
+def test_the_golden_bytes_of_a_split_are_read() -> None:
+    (batch,) = read_split(GOLDEN_SPLIT.read_bytes(), "rides", "rides-0")
+    assert batch.to_pydict() == {"n": [1, None], "items": [["a", None], []]}

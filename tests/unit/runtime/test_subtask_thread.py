@@ -313,7 +313,8 @@ def test_no_more_splits_and_events_reach_a_reader_after_the_splits_before_them(s
     assert source.reader.log[:3] == ["start", "add s", "no more"]
 
 
-def test_rows_that_a_reader_emits_for_no_split_are_processed_before_the_snapshot(start: Start) -> None:
+def at_a_barrier_in_the_first_slice(start: Start, split_id: str, **given: Any) -> tuple[SplitState, int]:
+    """Return the split in a snapshot that was ordered early in a batch of 40 rows, and the rows that precede it."""
     first: list[int] = []
 
     def process(batch: pa.RecordBatch) -> None:
@@ -322,32 +323,25 @@ def test_rows_that_a_reader_emits_for_no_split_are_processed_before_the_snapshot
             running.deliver(msg.TriggerCheckpoint, checkpoint_id=1)
         time.sleep(0.005)
 
-    source = ToySource(("", tuple(range(40))))
-    running = start(a=source, operator=ToyOperator(process=process))
+    source = ToySource((split_id, tuple(range(40))))
+    running = start(a=source, operator=ToyOperator(process=process), **given)
     running.start("s")
     running.prepared(1).set_result(OperatorState())
     (split,) = running.next(msg.CheckpointAcknowledged).state.readers["a"].splits
+    return split, running.sink.prepared_at[1]
+
+
+def test_rows_that_a_reader_emits_for_no_split_are_processed_before_the_snapshot(start: Start) -> None:
+    split, preceding = at_a_barrier_in_the_first_slice(start, "")
     assert split.in_flight is None
-    assert running.sink.prepared_at[1] == 40
+    assert preceding == 40
 
 
 def test_with_aligned_checkpoints_a_snapshot_waits_for_the_batch(start: Start) -> None:
-    first: list[int] = []
-
-    def process(batch: pa.RecordBatch) -> None:
-        if not first:
-            first.append(batch.num_rows)
-            running.deliver(msg.TriggerCheckpoint, checkpoint_id=1)
-        time.sleep(0.005)
-
-    source = ToySource(("s", tuple(range(40))))
     aligned = {"execution.checkpointing.unaligned.enabled": "false"}
-    running = start(a=source, operator=ToyOperator(process=process), options=aligned)
-    running.start("s")
-    running.prepared(1).set_result(OperatorState())
-    (split,) = running.next(msg.CheckpointAcknowledged).state.readers["a"].splits
+    split, preceding = at_a_barrier_in_the_first_slice(start, "s", options=aligned)
     assert split == state_of("s", 1)
-    assert running.sink.prepared_at[1] == 40
+    assert preceding == 40
 
 
 def test_rows_in_flight_without_a_column_that_is_read_now_are_an_error_that_says_what_to_do(start: Start) -> None:
