@@ -27,7 +27,8 @@ made = spark.range(600).selectExpr(
     "timestamp_millis(1767225600000 + id * 100) AS at",
 )
 (
-    made.select(col("driver").alias("__key"), to_json(struct("driver", "amount", "at")).alias("value"))
+    made.coalesce(1)  # in the order of their time
+    .select(col("driver").alias("__key"), to_json(struct("driver", "amount", "at")).alias("value"))
     .write.format("headgate.pulsar")
     .option("service.url", service_url)
     .option("admin.url", admin_url)

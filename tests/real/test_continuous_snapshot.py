@@ -63,7 +63,7 @@ def test_a_busy_operator_is_what_limits_the_query(spark: SparkSession) -> None:
     assert (made["stages"][0]["operators"], made["stages"][0]["sinks"]) == (["parse"], ["sink"])
     assert made["sources"][0]["rowsRead"] > 0 and made["sources"][0]["numSplits"] == 4
     assert {each["slot"] for each in made["subtasks"]} == {each["slot"] for each in made["slots"]} == {0, 1}
-    history = query.history()
+    history = wait_until(lambda: made if (made := query.history())["busy"] else None, query)
     assert len(history["points"]) == len(history["busy"]["0"]) > 0
     query.stop()
     assert query.snapshot()["why"][0]["text"] == "The query has ended."

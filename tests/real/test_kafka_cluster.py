@@ -11,7 +11,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -407,6 +407,29 @@ def test_a_leader_that_does_not_answer_is_no_answer(tmp_path: Path, topic_name: 
             assert answer.result() == {partition: 1}
         hurried.close()
         patient.close()
+
+
+def test_a_client_that_knows_an_old_leader_is_replaced() -> None:
+    """It goes on asking that leader until its metadata is a quarter of an hour old, longer than anybody waits."""
+    from confluent_kafka import KafkaError, KafkaException
+    from confluent_kafka.admin import AdminClient
+
+    cluster = KafkaCluster(client("127.0.0.1:1"))
+    asked: list[AdminClient] = []
+
+    def submit(admin: AdminClient, timeout_s: float) -> dict[str, Future[int]]:
+        asked.append(admin)
+        future: Future[int] = Future()
+        if admin is asked[0]:
+            future.set_exception(KafkaException(KafkaError(KafkaError.FENCED_LEADER_EPOCH)))
+        else:
+            future.set_result(7)
+        return {"x-0": future}
+
+    deadline_s = time.monotonic() + 60
+    assert cluster._ask_locked(submit, "ask", deadline_s, absent=set(), doubtful=set()) == {"x-0": 7}
+    assert len(asked) == 2
+    cluster.close()
 
 
 def test_closed_connections_are_suspicious_only_to_a_client_that_was_never_answered() -> None:

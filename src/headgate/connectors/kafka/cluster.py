@@ -40,13 +40,13 @@ class Trouble:
     another protocol than the listener.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, was_answered: bool = False) -> None:
+        self.was_answered = was_answered
         self.last = ""
         self.refused: str | None = None
         self.closed: str | None = None
         self._refused_times = self._closed_times = 0
         self._closed_since_s = 0.0
-        self._was_answered = False
 
     def note(self, message: str, *, is_security: bool, now_s: float) -> None:
         """Remember one message of librdkafka about a connection."""
@@ -61,7 +61,7 @@ class Trouble:
                 self._closed_since_s = now_s
             self._closed_times += 1
             lasted_s = now_s - self._closed_since_s
-            if self._closed_times >= _CLOSED_TIMES and lasted_s >= _CLOSED_S and not self._was_answered:
+            if self._closed_times >= _CLOSED_TIMES and lasted_s >= _CLOSED_S and not self.was_answered:
                 self.closed = message
         else:
             self._closed_times = 0
@@ -73,7 +73,7 @@ class Trouble:
 
     def answered(self) -> None:
         """Remember that the brokers have answered once."""
-        self._was_answered = True
+        self.was_answered = True
 
 
 class KafkaCluster:
@@ -242,6 +242,8 @@ class KafkaCluster:
             elif error.code() in doubtful or _is_passing(error):
                 if time.monotonic() >= deadline_s:  # brokers start or elect leaders all that time
                     raise self._unavailable(f"could not {doing} within {self._client.timeout_ms} ms", error.str())
+                if _has_another_leader(error):
+                    self._close_locked()  # librdkafka asks the leader that it knows, for up to a quarter of an hour
                 time.sleep(_AGAIN_S)
             elif error.retriable() and retries < self._client.retries:
                 retries += 1
@@ -266,7 +268,7 @@ class KafkaCluster:
             from confluent_kafka import KafkaException
             from confluent_kafka.admin import AdminClient
 
-            self._trouble = trouble = Trouble()
+            self._trouble = trouble = Trouble(was_answered=self._trouble.was_answered)
             logger = logging.Logger(f"{_SOURCE}.client")  # nobody's child: nothing is printed
             logger.addHandler(_Listener(trouble))
             try:
@@ -461,9 +463,15 @@ def _is_passing(error: KafkaError) -> bool:
     """Return whether brokers say that they cannot now."""
     from confluent_kafka import KafkaError
 
-    return error.code() in (
-        KafkaError.LEADER_NOT_AVAILABLE, KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.REPLICA_NOT_AVAILABLE,
-        KafkaError.BROKER_NOT_AVAILABLE, KafkaError.REQUEST_TIMED_OUT, KafkaError.OFFSET_NOT_AVAILABLE,
-        KafkaError.KAFKA_STORAGE_ERROR, KafkaError.UNKNOWN_LEADER_EPOCH, KafkaError.FENCED_LEADER_EPOCH,
-        KafkaError.NETWORK_EXCEPTION,
+    return _has_another_leader(error) or error.code() in (
+        KafkaError.LEADER_NOT_AVAILABLE, KafkaError.REPLICA_NOT_AVAILABLE, KafkaError.BROKER_NOT_AVAILABLE,
+        KafkaError.REQUEST_TIMED_OUT, KafkaError.OFFSET_NOT_AVAILABLE, KafkaError.KAFKA_STORAGE_ERROR,
+        KafkaError.UNKNOWN_LEADER_EPOCH, KafkaError.NETWORK_EXCEPTION,
     )  # fmt: skip
+
+
+def _has_another_leader(error: KafkaError) -> bool:
+    """Return whether a partition has a newer leader than the client knows."""
+    from confluent_kafka import KafkaError
+
+    return error.code() in (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.FENCED_LEADER_EPOCH)
