@@ -415,10 +415,12 @@ def test_a_client_that_knows_an_old_leader_is_replaced() -> None:
     from confluent_kafka.admin import AdminClient
 
     cluster = KafkaCluster(client("127.0.0.1:1"))
+    cluster._trouble.answered()
     asked: list[AdminClient] = []
 
     def submit(admin: AdminClient, timeout_s: float) -> dict[str, Future[int]]:
         asked.append(admin)
+        assert cluster._trouble.was_answered  # else a connection closed now would be taken for a wrong protocol
         future: Future[int] = Future()
         if admin is asked[0]:
             future.set_exception(KafkaException(KafkaError(KafkaError.FENCED_LEADER_EPOCH)))
