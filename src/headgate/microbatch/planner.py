@@ -76,6 +76,11 @@ class PlannerContext(SplitEnumeratorContext[Split]):
         """The virtual reader, once it is registered."""
         return self._readers
 
+    @property
+    def readers_fail_alone(self) -> bool:
+        """No: a micro-batch that fails is read again whole, before the next one is planned."""
+        return False
+
     def register_reader(self, reported: Sequence[Split] = ()) -> None:
         """Make the virtual reader known, with the splits it was restored with where the source wants to see them."""
         info = ReaderInfo(subtask=VIRTUAL_READER, reported_splits_on_registration=tuple(reported))

@@ -61,6 +61,15 @@ class SplitEnumeratorContext(ABC, Generic[SplitT]):
     def registered_readers(self) -> Mapping[int, ReaderInfo]:
         """The readers registered now, by subtask."""
 
+    @property
+    def readers_fail_alone(self) -> bool:
+        """Whether one reader may go back to the last completed checkpoint while others read on.
+
+        Then a split that has ended may be read once more, until a completed checkpoint has its end
+        (`SplitEnumerator.notify_checkpoint_complete`).
+        """
+        return True
+
     @cached_property
     def metric_group(self) -> MetricGroup:
         """What takes the enumerator's counters and gauges. They are seen in continuous queries only."""

@@ -291,6 +291,10 @@ class EnumeratorHarness(Generic[SplitT, StateT]):
         assert not both, f"splits are in the enumerator's state though readers hold them: {sorted(both)}"
         return data
 
+    def complete_checkpoint(self) -> None:
+        """Let the checkpoint of the newest `snapshot` be complete."""
+        self.enumerator.notify_checkpoint_complete(self._checkpoints)
+
     def state(self) -> StateT:
         """Return the state of a `snapshot`."""
         return self.source.state_serializer.deserialize(self.snapshot())  # type: ignore[no-any-return]

@@ -190,7 +190,7 @@ class SourceHarness(Generic[SplitT, StateT]):
         return len(self._kept_rows) + sum(counts)
 
     def snapshot(self) -> SourceSnapshot:
-        """Take a checkpoint between two steps, after checking that every split is in one place."""
+        """Take a checkpoint, which completes, between two steps, after checking that every split is in one place."""
         self._deliver()
         readers = tuple(tuple(reader.snapshot()) for reader in self.readers)
         if self._finished:
@@ -199,6 +199,7 @@ class SourceHarness(Generic[SplitT, StateT]):
         batches = tuple(len(reader.batches) for reader in self.readers)
         self._last = SourceSnapshot(self.enumerator.snapshot(), readers, batches)
         self._since = [{} for _ in self.readers]
+        self.enumerator.complete_checkpoint()
         return self._last
 
     def fail_reader(self, subtask: int) -> None:

@@ -5,7 +5,8 @@ Never: ask Kinesis on the enumerator's thread, or resolve a start twice.
 A bounded read looks once, and is pulled: its splits are ranges up to what was there, so that none waits for another
 and the fastest reader takes the next. An unbounded one looks again and again, and pushes each shard to a reader, as
 soon as every reader has registered: to the one that had it before, if there are as many readers as then, otherwise to
-the one with the fewest.
+the one with the fewest. Its children follow once nobody will read it again: where a reader may fail alone, that is
+when a completed checkpoint has its end.
 
 Follows FLIP-27, "Split Enumerator"; FLIP-537 for splits that readers report.
 """
@@ -113,23 +114,30 @@ class KinesisEnumerator(SplitEnumerator[KinesisSplit, KinesisState]):
         self._assign()
 
     def notify_splits_finished(self, split_ids: Collection[str]) -> None:
-        """Note shards that are read, and assign their children: after the snapshot that this call precedes."""
-        self._table.finish(split_ids)
-        self._context.call_async(lambda: None, lambda _, __: self._assign())
+        """Note shards that are read to their end; children follow after the snapshot that this call precedes."""
+        self._table.end(split_ids)
+        if not self._context.readers_fail_alone:
+            self._table.finish()
+            self._context.call_async(lambda: None, lambda _, __: self._assign())
 
     def snapshot_state(self, checkpoint_id: int) -> KinesisState:
-        """Return what is unassigned, and the ids of what is assigned or finished."""
-        return self._table.snapshot(self._context.current_parallelism)
+        """Return what is unassigned, and the ids of what is assigned, ended or finished."""
+        return self._table.snapshot(checkpoint_id, self._context.current_parallelism)
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        """Assign the children of shards whose ends are in the checkpoint: nobody reads those again."""
+        self._table.finish(checkpoint_id)
+        self._assign()
 
     def unassigned_event_time_ms(self) -> int | None:
         """Hold all watermarks while a shard waits for a reader: it may have records of any time.
 
-        One that waits for its parents holds nobody back: its records are later than those that are being read. Nor do
-        those of a bounded read, which are pulled, and would hold them for too long.
+        One whose parents are being read holds nobody back: its records are later than theirs. Nor do those of a bounded
+        read, which are pulled, and would hold them for too long.
         """
         if not self._table.initial_discovery_finished:
             return MIN_WATERMARK_MS
-        return MIN_WATERMARK_MS if not self._bounded and self._table.ready() else None
+        return MIN_WATERMARK_MS if not self._bounded and self._table.next_in_line() else None
 
     def close(self) -> None:
         """Nothing to release: the client belongs to the process."""

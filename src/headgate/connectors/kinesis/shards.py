@@ -10,9 +10,11 @@ those expire. Records of one key stay in order if parents are read to their end 
     (unknown)   discovered  unassigned, or finished where it is not to be read (closed before a start at ``latest``)
     unassigned  assigned    assigned; not before all its parents are finished or unknown
     any         taken note  assigned, where the enumerator's state is older than that
-    assigned    finished    finished
-    unassigned  finished    unassigned; from a restored state that is older than both: finished once it is assigned
-    assigned    given back  unassigned (its reader failed); likewise when finished, if no checkpoint knew of that
+    assigned    ended       ended
+    unassigned  ended       unassigned; from a restored state that is older than both: ended once it is assigned
+    ended       snapshot    ended; it is in that checkpoint
+    ended       complete    finished, once that checkpoint is complete: nobody reads it again, and children may follow
+    assigned    given back  unassigned (its reader failed); likewise when ended, since no checkpoint knew of that
     any         reported    unassigned, at the position that the reader was restored with; unless another one has it
     finished    unlisted    (unknown): its records have expired
 
@@ -99,11 +101,14 @@ class ShardTable:
         self.assigned: dict[str, int | None] = dict.fromkeys(state.assigned)
         """The readers of shards; None: one of before a restore, that has not reported yet."""
         self._stored = state.assigned
+        self.ended: dict[str, int | None] = dict.fromkeys(state.ended)
+        """Shards that are read to their end, and the first checkpoint that has that; None: none, as far as is known."""
         self.finished: dict[str, None] = dict.fromkeys(state.finished)
+        """Those that nobody reads again."""
 
     def known(self) -> frozenset[str]:
         """Return the shards that are not new."""
-        return frozenset((*self.unassigned, *self.assigned, *self.finished))
+        return frozenset((*self.unassigned, *self.assigned, *self.ended, *self.finished))
 
     def discovered(self, found: Discovered) -> None:
         """Add what is new, and forget finished shards that Kinesis names no longer."""
@@ -114,7 +119,11 @@ class ShardTable:
         self.initial_discovery_finished = True
 
     def ready(self) -> list[KinesisSplit]:
-        """Return the unassigned splits whose parents are read, as far as there are any."""
+        """Return the unassigned splits whose parents nobody reads again, as far as there are any."""
+        return [split for split in self.next_in_line() if self.ended.keys().isdisjoint(split.parents)]
+
+    def next_in_line(self) -> list[KinesisSplit]:
+        """Return the unassigned splits whose parents are read to their end, be it that they may be read again."""
         unread = self.unassigned.keys() | self.assigned.keys()
         return [split for split in self.unassigned.values() if unread.isdisjoint(split.parents)]
 
@@ -133,7 +142,7 @@ class ShardTable:
         """Note that a split goes to a reader, and return it."""
         split = self.unassigned.pop(split_id)
         if self._ended_since.pop(split_id, False):
-            self.finished[split_id] = None
+            self.ended[split_id] = None
         else:
             self.assigned[split_id] = subtask
         return split
@@ -143,22 +152,35 @@ class ShardTable:
         for split in splits:
             self.unassigned.pop(split.split_id, None)
             self._ended_since.pop(split.split_id, None)
+            self.ended.pop(split.split_id, None)
             self.finished.pop(split.split_id, None)
             self.assigned[split.split_id] = subtask
 
-    def finish(self, split_ids: Iterable[str]) -> None:
+    def end(self, split_ids: Iterable[str]) -> None:
         """Note splits that are read to their end; those that were given back meanwhile are not."""
         for split_id in split_ids:
             if split_id in self.assigned:
                 del self.assigned[split_id]
-                self.finished[split_id] = None
+                self.ended[split_id] = None
             elif split_id in self._ended_since:
                 self._ended_since[split_id] = True
+
+    def finish(self, checkpoint_id: int | None = None) -> None:
+        """Note that nobody reads ended shards again: those whose ends are in a checkpoint, or (None) all."""
+        finished = [
+            split_id
+            for split_id, known_by in self.ended.items()
+            if checkpoint_id is None or (known_by is not None and known_by <= checkpoint_id)
+        ]
+        for split_id in finished:
+            del self.ended[split_id]
+            self.finished[split_id] = None
 
     def give_back(self, splits: Iterable[KinesisSplit]) -> None:
         """Take splits back whose reader failed."""
         for split in splits:
             self.assigned.pop(split.split_id, None)
+            self.ended.pop(split.split_id, None)
             self.finished.pop(split.split_id, None)
             self._ended_since.pop(split.split_id, None)
             self.unassigned[split.split_id] = split
@@ -170,12 +192,16 @@ class ShardTable:
         self.give_back([split])
         return True
 
-    def snapshot(self, parallelism: int) -> KinesisState:
-        """Return the state to be stored."""
+    def snapshot(self, checkpoint_id: int, parallelism: int) -> KinesisState:
+        """Return the state to be stored in a checkpoint."""
+        self.ended = {
+            split_id: checkpoint_id if known_by is None else known_by for split_id, known_by in self.ended.items()
+        }
         return KinesisState(
             initial_discovery_finished=self.initial_discovery_finished,
             unassigned=tuple(self.unassigned.values()),
             assigned=self.owners(),
+            ended=tuple(self.ended),
             finished=tuple(self.finished),
             parallelism=parallelism,
         )

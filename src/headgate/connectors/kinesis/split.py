@@ -111,8 +111,11 @@ class KinesisState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         Shards that no reader has: they wait for their parents, were reported by readers or given back.
     assigned
         The ids of the shards that readers have, and those readers (None: not known); void at another parallelism.
+    ended
+        The ids of the shards that are read to their end, and are read again should their readers fail before a
+        completed checkpoint has that.
     finished
-        The ids of the shards that are read to their end, or were closed before a start at ``latest``, as long as
+        The ids of the shards that nobody reads again, or that were closed before a start at ``latest``, as long as
         Kinesis still lists them.
     parallelism
         How many readers there were: with as many again, each goes on with what it had.
@@ -121,6 +124,7 @@ class KinesisState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     initial_discovery_finished: bool = False
     unassigned: tuple[KinesisSplit, ...] = ()
     assigned: dict[str, int | None] = {}
+    ended: tuple[str, ...] = ()
     finished: tuple[str, ...] = ()
     parallelism: int = 1
 
@@ -135,6 +139,10 @@ SPLIT_SERIALIZER: VersionedSerializer[KinesisSplit] = VersionedSerializer(
 )
 """Version 1 since 0.2.0."""
 STATE_SERIALIZER: VersionedSerializer[KinesisState] = VersionedSerializer(
-    KinesisState, version=2, what="the enumerator state of headgate.kinesis", upgrades={1: _readers_not_known}
+    KinesisState,
+    version=3,
+    what="the enumerator state of headgate.kinesis",
+    upgrades={1: _readers_not_known, 2: dict},
 )
-"""Version 1 since 0.2.0; version 2, which knows who has the assigned shards, since 0.3.0."""
+"""Version 1 since 0.2.0; version 2, which knows who has the assigned shards, since 0.3.0; version 3, which
+distinguishes ended shards from finished ones, since 0.6.0: nobody reads again what ended before an older one's state."""

@@ -47,6 +47,12 @@ def finish(of, subtask, split_id):
     of.enumerator.notify_splits_finished([split_id])
 
 
+def checkpoint(of):
+    snapshot = of.snapshot()
+    of.complete_checkpoint()
+    return snapshot
+
+
 def test_nothing_is_assigned_before_all_readers_are_there_then_counts_differ_by_one_at_most():
     enumerator = harness(source(*(Shard(str(number)) for number in range(5))), parallelism=2)
     enumerator.register_reader(0)
@@ -64,15 +70,58 @@ def test_children_follow_their_parents_and_a_snapshot_between_the_two_holds_them
     stream.shards = [Shard("0", is_open=False), Shard("1", is_open=False), Shard("2", ("0", "1"))]
     enumerator.run_next_call()
     finish(enumerator, 0, "0")
-    enumerator.run_due_calls()
+    checkpoint(enumerator)
     assert held(enumerator) == {0: ["1"]}
     finish(enumerator, 0, "1")
-    snapshot = enumerator.snapshot()  # FLINK-37627: whoever knows that the parents are read knows the child as well
-    enumerator.run_due_calls()
+    snapshot = checkpoint(enumerator)  # FLINK-37627: whoever knows that the parents are read knows the child as well
     assert held(enumerator) == {0: ["2"]}
     restored = harness(stream, state=snapshot)
     restored.register_reader(0)
+    checkpoint(restored)
     assert held(restored) == {0: ["2"]}
+
+
+def test_children_wait_until_nobody_reads_their_parent_again():
+    """Its reader may fail alone until a completed checkpoint has its end."""
+    stream = source(Shard("0"), Shard("1"))
+    enumerator = harness(stream, parallelism=2)
+    for subtask in range(2):
+        enumerator.register_reader(subtask)
+    enumerator.run_due_calls()
+    parent = enumerator.assigned[0]["0"].read_up_to("50", 1)
+    enumerator.snapshot()  # checkpoint 1 does not complete before the end
+    stream.shards = [Shard("0", is_open=False), Shard("1"), Shard("2", ("0",))]
+    enumerator.run_next_call()
+    finish(enumerator, 0, "0")
+    enumerator.complete_checkpoint()
+    enumerator.run_due_calls()
+    assert held(enumerator) == {0: [], 1: ["1"]}, "checkpoint 1 does not have its end"
+    enumerator.fail_reader(0, [parent])
+    enumerator.register_reader(0)
+    checkpoint(enumerator)
+    assert held(enumerator) == {0: ["0"], 1: ["1"]}
+    finish(enumerator, 0, "0")
+    enumerator.snapshot()
+    checkpoint(enumerator)
+    assert held(enumerator) == {0: ["2"], 1: ["1"]}
+
+
+def test_a_restored_enumerator_does_not_take_an_end_for_confirmed_that_no_completed_checkpoint_may_have():
+    stream = source(Shard("0"))
+    enumerator = harness(stream)
+    enumerator.register_reader(0)
+    enumerator.run_due_calls()
+    lost = list(enumerator.assigned[0].values())
+    stream.shards = [Shard("0", is_open=False), Shard("1", ("0",))]
+    enumerator.run_next_call()
+    finish(enumerator, 0, "0")
+    restored = harness(stream, state=enumerator.snapshot())  # a state of the log: its checkpoint failed
+    restored.register_reader(0)
+    restored.run_due_calls()
+    assert held(restored) == {0: []}
+    restored.fail_reader(0, lost)
+    restored.register_reader(0)
+    assert held(restored) == {0: ["0"]}
 
 
 def test_with_latest_closed_shards_are_not_read_not_even_later():
@@ -248,7 +297,7 @@ def test_children_follow_a_parent_whose_end_is_reported_before_it_is_assigned_ag
     restored = harness(stream, state=before)
     restored.enumerator.notify_splits_finished(["0"])
     restored.register_reader(0)  # shard 0 is assigned again, which the coordinator does not carry out
-    restored.run_due_calls()
+    checkpoint(restored)
     assert held(restored) == {0: ["0", "1"]}
     del restored.assigned[0]["0"]
     assert b'"finished":["0"]' in restored.snapshot()
@@ -280,8 +329,10 @@ def test_watermarks_wait_for_shards_that_may_be_read_and_have_no_reader():
     enumerator.run_next_call()
     assert unassigned() is None  # its records are later than those of shard 0, which is being read
     finish(enumerator, 0, "0")
-    assert unassigned() == MIN_WATERMARK_MS
+    assert unassigned() == MIN_WATERMARK_MS  # nor are they read while it waits for a checkpoint
     enumerator.run_due_calls()
+    assert unassigned() == MIN_WATERMARK_MS
+    checkpoint(enumerator)
     assert held(enumerator) == {0: ["1"]}
     assert unassigned() is None
     enumerator.fail_reader(0)
@@ -300,4 +351,6 @@ def test_a_restarted_enumerator_takes_note_of_what_it_assigned_since_its_state()
     assert snapshot.assigned == {"0": 3, "9": 1}, "one that its state does not know yet, too"
     assert [split.split_id for split in snapshot.unassigned] == ["1", "2"]
     enumerator.notify_splits_finished(["0"])
-    assert enumerator.snapshot_state(2).finished == ("0",)
+    assert enumerator.snapshot_state(2).ended == ("0",)
+    enumerator.notify_checkpoint_complete(2)
+    assert enumerator.snapshot_state(3).finished == ("0",)

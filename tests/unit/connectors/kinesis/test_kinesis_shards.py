@@ -61,8 +61,8 @@ def test_a_shard_that_a_listing_missed_is_not_read_again():
 def test_finished_shards_are_forgotten_when_kinesis_forgets_them():
     table = ShardTable(KinesisState(initial_discovery_finished=True, finished=("0", "1"), assigned={"2": 0}))
     table.discovered(Discovered(frozenset({"1", "2"}), ()))
-    assert table.snapshot(1).finished == ("1",)
-    assert table.snapshot(1).assigned == {"2": 0}
+    assert table.snapshot(1, 1).finished == ("1",)
+    assert table.snapshot(2, 1).assigned == {"2": 0}
 
 
 def test_what_another_reader_has_is_not_taken_from_it():
@@ -75,7 +75,10 @@ def test_what_another_reader_has_is_not_taken_from_it():
 
 
 class Resharding(RuleBasedStateMachine):
-    """A stream is split, merged and expires while it is read, with restores in between; a parent is read first."""
+    """A stream is split, merged and expires while it is read, with restores in between; a parent is read first.
+
+    A reader that fails alone reads again what ended since the last completed checkpoint.
+    """
 
     @initialize(shards=st.integers(1, 3), kind=st.sampled_from(["latest", "trim_horizon"]))
     def begin(self, shards, kind):
@@ -85,6 +88,7 @@ class Resharding(RuleBasedStateMachine):
         self.table = ShardTable(KinesisState())
         self.reading, self.done = set(), []
         self.made_before_start = None
+        self.checkpoints, self.confirmed = {}, set()  # which ends each one has
 
     def close(self, *ids):
         for each in ids:
@@ -141,11 +145,31 @@ class Resharding(RuleBasedStateMachine):
         chosen = data.draw(st.sampled_from(closed))
         self.reading.remove(chosen)
         self.done.append(chosen)
-        self.table.finish([chosen])
+        self.table.end([chosen])
+
+    @rule()
+    def snapshot(self):
+        number = len(self.checkpoints) + 1
+        self.checkpoints[number] = set(self.done)
+        self.table.snapshot(number, 1)
+
+    @precondition(lambda self: self.checkpoints)
+    @rule(data=st.data())
+    def complete(self, data):
+        number = data.draw(st.sampled_from(sorted(self.checkpoints)))
+        self.confirmed |= self.checkpoints[number]
+        self.table.finish(number)
+
+    @precondition(lambda self: set(self.done) - self.confirmed)
+    @rule(data=st.data())
+    def fail(self, data):
+        again = data.draw(st.sampled_from(sorted(set(self.done) - self.confirmed)))
+        self.done.remove(again)
+        self.table.give_back([KinesisSplit(split_id=again, parents=self.parents.get(again, ()))])
 
     @rule()
     def restore(self):
-        data = STATE_SERIALIZER.serialize(self.table.snapshot(1))
+        data = STATE_SERIALIZER.serialize(self.table.snapshot(len(self.checkpoints) + 1, 1))
         self.table = ShardTable(STATE_SERIALIZER.deserialize(data))
         for name in sorted(self.reading):
             assert self.table.report(KinesisSplit(split_id=name, parents=self.parents.get(name, ())), 0)
@@ -153,9 +177,15 @@ class Resharding(RuleBasedStateMachine):
 
     @invariant()
     def every_shard_is_in_one_place_and_read_once(self):
-        places = Counter((*self.table.unassigned, *self.table.assigned, *self.table.finished))
+        places = Counter((*self.table.unassigned, *self.table.assigned, *self.table.ended, *self.table.finished))
         assert not places or max(places.values()) == 1, places
         assert max(Counter(self.done).values(), default=1) == 1, self.done
+
+    @invariant()
+    def no_parent_is_read_beside_its_child(self):
+        for name in (*self.reading, *self.done):
+            again = set(self.parents.get(name, ())) - set(self.done) - (self.made_before_start or set())
+            assert not again, f"{name} is read, and {again} is to be read again"
 
     def teardown(self):
         """In the end, everything that was made since the start is read, and nothing long gone is remembered."""
@@ -168,7 +198,8 @@ class Resharding(RuleBasedStateMachine):
                 if not self.stream[name].is_open:
                     self.reading.remove(name)
                     self.done.append(name)
-                    self.table.finish([name])
+                    self.table.end([name])
+            self.table.finish()
         self.discover()
         assert not self.table.unassigned
         assert set(self.stream) == self.reading | (set(self.done) & set(self.stream)) | (
