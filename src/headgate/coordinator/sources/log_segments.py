@@ -3,7 +3,8 @@
 Never: write or read a log: `write_ahead_log` does, when it is ordered to.
 
 A segment begins with a snapshot or a start and is named after its checkpoint. Numbers go on over all segments and are
-not used twice.
+not used twice. One write is under way at a time; what comes meanwhile goes into the next one, as far as it is of the
+same segment: a file has records of one segment.
 
 Follows FLIP-27, "Where to run the enumerator" (write-ahead log).
 """
@@ -15,14 +16,14 @@ from headgate.coordinator.sources.log_records import LogRecord
 
 
 class LogSegments:
-    """The log of one source, as far as it was ordered.
+    """The log of one source.
 
     Attributes
     ----------
     segment
         The current segment.
     number
-        Of the last record that was ordered.
+        Of the last record.
     durable
         Up to which number all is written, or never will be.
     """
@@ -37,25 +38,49 @@ class LogSegments:
         self.durable = self.number
         self._first_number = self.number + 1
         self._broken_segment: int | None = None  # the last one that misses records
+        self._writing = 0  # the number of the last record of the write that is under way; 0: none is
+        self._waiting: list[src.AppendLog] = []  # by segment
 
     def begin_segment(self, checkpoint_id: int) -> None:
         """Write what follows into the segment of this checkpoint."""
         self.segment = checkpoint_id
 
     def append(self, *records: LogRecord) -> list[src.AppendLog]:
-        """Order records to be written, unless their segment is not whole anyway."""
+        """Add records, unless their segment is not whole anyway; return what is to be written now."""
         if not records or self.is_broken:
             return []
         self.number += len(records)
-        return [src.AppendLog(self.segment, self.number, records)]
+        last = self._waiting.pop() if self._waiting and self._waiting[-1].segment == self.segment else None
+        before = () if last is None else last.records
+        self._waiting.append(src.AppendLog(self.segment, self.number, (*before, *records)))
+        return self._next_write()
 
-    def appended(self, number: int) -> None:
-        """Note that all up to this number is durable."""
+    def appended(self, number: int) -> list[src.AppendLog]:
+        """Note that all up to this number is durable; return what is to be written now."""
         self.durable = max(self.durable, number)
+        if number >= self._writing:
+            self._writing = 0
+        return self._next_write()
+
+    def write_all(self) -> list[src.AppendLog]:
+        """Return all that waits, to be written before the log is read."""
+        waiting, self._waiting = self._waiting, []
+        if waiting:
+            self._writing = waiting[-1].number
+        return waiting
 
     def go_on_without(self) -> None:
         """Wait for no record any longer: it matters only if the enumerator fails before the next checkpoint."""
         self._broken_segment, self.durable = self.segment, self.number
+        self._writing = 0
+        self._waiting.clear()
+
+    def _next_write(self) -> list[src.AppendLog]:
+        if self._writing or not self._waiting:
+            return []
+        write = self._waiting.pop(0)
+        self._writing = write.number
+        return [write]
 
     def is_older(self, number: int) -> bool:
         """Return whether a record is of a log that was dropped."""
@@ -73,3 +98,4 @@ class LogSegments:
     def check(self) -> None:
         """Assert what always holds."""
         assert self.durable <= self.number
+        assert self._writing or not self._waiting, "records wait, and nothing is being written"

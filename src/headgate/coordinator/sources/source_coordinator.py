@@ -152,7 +152,7 @@ class SourceCoordinator(Machine):
         Row("running",                  src.SourceTimePassed,        SAME, [Maybe(src.SendToReader)],
             "to very many readers a rise goes later"),
         Row("running",                  src.EnumeratorFailed,        "recovering",
-            [src.LoadLog, Maybe(src.CheckpointRefused)], "readers read on"),
+            [Maybe(src.AppendLog), src.LoadLog, Maybe(src.CheckpointRefused)], "readers read on"),
         Row("running",                  src.EnumeratorFailed,        "failed",
             [src.StopEnumerator, src.RequestGlobalFailover, Maybe(src.CheckpointRefused)],
             "the log is not whole, it fails again and again, or only the user can help"),
@@ -160,16 +160,17 @@ class SourceCoordinator(Machine):
         Row("running",                  src.EnumeratorBusy,          SAME, [Maybe(src.WarnOfEnumerator)],
             "slow, perhaps for ever"),
         Row("running",                  src.EnumeratorBusy,          "recovering",
-            [src.LoadLog, Maybe(src.CheckpointRefused)], "too long: it failed"),
+            [Maybe(src.AppendLog), src.LoadLog, Maybe(src.CheckpointRefused)], "too long: it failed"),
         Row("running",                  src.EnumeratorBusy,          "failed",
             [src.StopEnumerator, src.RequestGlobalFailover, Maybe(src.CheckpointRefused)],
             "likewise, and the log is not whole, or once too often"),
         # The log.
         Row("running",                  src.LogAppended,             SAME,
-            [Maybe(src.SendToReader), Maybe(src.EnumeratorStateReady)], "it is durable"),
+            [Maybe(src.AppendLog), Maybe(src.SendToReader), Maybe(src.EnumeratorStateReady)],
+            "it is durable; what came meanwhile is written"),
         Row("running",                  src.LogAppendFailed,         SAME,
             [Maybe(src.SendToReader), Maybe(src.EnumeratorStateReady)], "without a log until the next snapshot"),
-        Row("recovering",               src.LogAppended,             SAME, [], "what waited is discarded"),
+        Row("recovering",               src.LogAppended,             SAME, [Maybe(src.AppendLog)], "nothing goes out"),
         Row("recovering",               src.LogAppendFailed,         "failed",
             [src.StopEnumerator, src.RequestGlobalFailover], "the log is not whole"),
         Row("recovering",               src.LogLoaded,               "running",
@@ -510,7 +511,8 @@ class SourceCoordinator(Machine):
         shared.outbox.clear()
         self._work.lose_enumerator()
         actions += self._notify_readers(rd.EnumeratorLost(), now_ms)
-        return [*actions, src.LoadLog(self._loading, self._log.number, shared.incarnation)]
+        load = src.LoadLog(self._loading, self._log.number, shared.incarnation)
+        return [*actions, *self._log.write_all(), load]
 
     def _on_slow_work_tried(self, event: src.SlowWorkTried, now_ms: int) -> list[src.Action]:
         self._watch.slow_work_tried(event)
@@ -526,8 +528,7 @@ class SourceCoordinator(Machine):
     # The log.
 
     def _on_log_appended(self, event: src.LogAppended, now_ms: int) -> list[src.Action]:
-        self._log.appended(event.number)
-        return self._release(now_ms)
+        return [*self._log.appended(event.number), *self._release(now_ms)]
 
     def _on_log_append_failed(self, event: src.LogAppendFailed, now_ms: int) -> list[src.Action]:
         self._log.go_on_without()

@@ -344,14 +344,15 @@ def test_an_assignment_is_logged_before_it_is_sent() -> None:
 def test_the_state_for_a_checkpoint_waits_for_what_was_assigned_before_and_holds_back_what_follows() -> None:
     made = running()
     handled(made, src.CheckpointStarted(1), src.SplitsAssigned(1, {0: (A,)}))
-    (append,) = handled(made, src.EnumeratorSnapshotted(1, 1, b"s"))
-    assert append == src.AppendLog(1, 3, (StateRecord(encode_source_state(SourceState(b"s")), 1),))
-    handled(made, src.SplitsAssigned(1, {1: (B,)}))
-    sent, ready = handled(made, src.LogAppended(4))
+    assert handled(made, src.EnumeratorSnapshotted(1, 1, b"s"), src.SplitsAssigned(1, {1: (B,)})) == []
+    append, sent, ready = handled(made, src.LogAppended(2))
+    state = StateRecord(encode_source_state(SourceState(b"s")), 1)
+    assert append == src.AppendLog(1, 4, (state, AssignedRecord(1, 1, 1, (B,)))), "what waited is written together"
     assert sent == src.SendToReader(0, assign_message(A))
     assert isinstance(ready, src.EnumeratorStateReady)
     assert decode_source_state(ready.state).enumerator == b"s"
-    assert handled(made, src.BarriersSent(1)) == [src.SendToReader(1, assign_message(B))]
+    assert handled(made, src.BarriersSent(1)) == []
+    assert handled(made, src.LogAppended(4)) == [src.SendToReader(1, assign_message(B))]
 
 
 @pytest.mark.parametrize("over", [src.BarriersSent, src.SourceCheckpointAborted])
@@ -377,6 +378,15 @@ def test_without_a_log_assignments_go_on_until_the_enumerator_fails() -> None:
     assert handled(made, src.SplitsAssigned(1, {0: (B,)})) == [src.SendToReader(0, assign_message(B, number=2))]
     stop, failover = handled(made, src.EnumeratorFailed(1, ERROR))
     assert (stop, failover) == (src.StopEnumerator(1), src.RequestGlobalFailover(ERROR))
+
+
+def test_what_waits_is_written_before_the_log_is_read() -> None:
+    made = running()
+    handled(made, src.SplitsAssigned(1, {0: (A,)}), src.SplitsAssigned(1, {1: (B,)}))
+    append, load = handled(made, src.EnumeratorFailed(1, ERROR))
+    assert (append, load) == (src.AppendLog(0, 3, (AssignedRecord(1, 1, 1, (B,)),)), src.LoadLog(0, 3, 2))
+    assert handled(made, src.LogAppended(2), sent_event(b"1")) == [], "while that is under way"
+    assert [type(each) for each in handled(made, src.LogAppended(3))] == [src.AppendLog]
 
 
 def test_a_snapshot_makes_the_log_whole_again_once_its_checkpoint_is_complete() -> None:
@@ -424,7 +434,7 @@ def test_with_event_time_splits_of_a_failed_reader_wait_for_it() -> None:
     assert handled(made, src.ReaderForgotten(1, 0)) == [src.CallEnumerator(1, src.AddSplitsBack(0, ()))]
     handled(made, src.SplitsTakenBack(1, 0))
     assert handled(made, src.CheckpointStarted(1)) == [src.CheckpointRefused(1, "splits wait for the readers [0]")]
-    append, add = handled(made, registered(execution=3))
+    append, add = handled(made, src.LogAppended(3), registered(execution=3))
     assert append == src.AppendLog(0, 4, (AssignedRecord(0, 3, 1, (A,)),))
     assert add == src.CallEnumerator(1, src.AddReader(0, "h", held=("a",)))
 
@@ -547,8 +557,10 @@ def test_an_event_is_logged_before_it_is_handled_and_again_after_a_state_that_do
     append, call = handled(made, sent_event(b"1"))
     assert append.records == (SourceEventRecord(0, b"1"),)
     assert call == src.CallEnumerator(1, src.HandleSourceEvent(0, b"1"))
+    durable(made)
     handled(made, src.CheckpointStarted(1), sent_event(b"2"), src.SourceEventHandled(1, 0))
-    (append,) = handled(made, src.EnumeratorSnapshotted(1, 1, b"s"))
+    durable(made)
+    append, _ = handled(made, src.EnumeratorSnapshotted(1, 1, b"s"))
     assert append.records[1:] == (SourceEventRecord(0, b"2"),), "the snapshot was ordered before it came"
     with pytest.raises(InvalidTransitionError, match="no event of that reader"):
         handled(made, src.SourceEventHandled(1, 1))
@@ -727,9 +739,12 @@ def test_a_state_taken_before_a_report_was_heard_of_does_not_swallow_it() -> Non
     """FLINK-40469's window, inside of the coordinator: the report is logged again after that state."""
     made = machine(reassigns_on_recovery=True)
     handled(made, src.SourceStarted())
+    durable(made)
     handled(made, registered(reported=(A,)))
+    durable(made)
     (append,) = handled(made, src.EnumeratorStateChanged(1, b"older"))
     assert append.records[1:] == (RegisteredRecord(0, 1, (A,)),)
+    durable(made)
     handled(made, src.ReaderAdded(1, 0))
     (append,) = handled(made, src.EnumeratorStateChanged(1, b"newer"))
     assert append.records[1:] == ()
@@ -754,7 +769,10 @@ ENDED = SplitState("b", b"b", IN_FLIGHT, ended=True)
 
 def durable(made: SourceCoordinator) -> list[src.Action]:
     """Return what follows when all that was logged is durable."""
-    return handled(made, src.LogAppended(made._log.number))
+    actions: list[src.Action] = []
+    while made._log.durable < made._log.number:
+        actions += handled(made, src.LogAppended(made._log._writing))
+    return actions
 
 
 def given(actions: list[src.Action]) -> dict[int, tuple[SplitState, ...]]:
@@ -767,8 +785,10 @@ def test_rows_in_flight_go_with_their_split_through_the_enumerator_which_does_no
     made = running(reassigns_on_recovery=True)
     handled(made, src.ReaderFailed(0, 0), src.ReaderForgotten(1, 0), src.SplitsTakenBack(1, 0))
     handled(made, registered(execution=3, reported=(WITH_ROWS, ENDED)))
+    durable(made)
     moved_on = SplitState("a", b"later")  # an enumerator may make its own splits of those that it was given
     assert given(handled(made, src.SplitsAssigned(1, {1: (moved_on,)}))) == {1: (SplitState("a", b"later", IN_FLIGHT),)}
+    durable(made)
     assert given(handled(made, src.SplitsAssigned(1, {0: (SplitState("b", b"b"),)}))) == {0: (ENDED,)}
 
 
@@ -779,7 +799,9 @@ def test_rows_in_flight_of_a_split_that_is_taken_back_go_to_its_next_reader() ->
     handled(made, src.ReaderFailed(1, 0))
     (back,) = handled(made, src.ReaderForgotten(1, 1))
     assert back == src.CallEnumerator(1, src.AddSplitsBack(1, (WITH_ROWS,)))
-    assert given(handled(made, src.SplitsTakenBack(1, 1), src.SplitsAssigned(1, {0: (A,)}))) == {0: (WITH_ROWS,)}
+    handled(made, src.SplitsTakenBack(1, 1))
+    durable(made)
+    assert given(handled(made, src.SplitsAssigned(1, {0: (A,)}))) == {0: (WITH_ROWS,)}
 
 
 def test_a_checkpoint_holds_rows_in_flight_of_splits_that_nobody_has_yet() -> None:
@@ -792,6 +814,7 @@ def test_a_checkpoint_holds_rows_in_flight_of_splits_that_nobody_has_yet() -> No
     assert ready.unassigned == (WITH_ROWS,)
     again = machine(reassigns_on_recovery=True)
     handled(again, src.SourceStarted(1, ready.state, (), ready.unassigned), registered(), registered(subtask=1))
+    durable(again)
     assert given(handled(again, src.SplitsAssigned(1, {1: (A,)}))) == {1: (WITH_ROWS,)}
     handled(again, src.ReaderAdded(1, 0), src.ReaderAdded(1, 1), src.CheckpointStarted(2))
     handled(again, src.EnumeratorSnapshotted(1, 2, b"s"))

@@ -71,9 +71,11 @@ def test_what_waited_for_a_failed_reader_comes_before_it_hears_of_the_rest() -> 
 
 def test_what_is_assigned_together_is_reported_once() -> None:
     made = admitted(50)
+    handled(made, src.EnumeratorStateChanged(1, b"s"))
     handled(made, src.SplitsAssigned(1, {0: (A,)}), src.UnassignedChanged(1, 60))
     handled(made, src.SplitsAssigned(1, {1: (B,)}), src.UnassignedChanged(1, 70))
-    assert handled(made, src.LogAppended(3)) == [
+    assert [type(each) for each in handled(made, src.LogAppended(2))] == [src.AppendLog]
+    assert handled(made, src.LogAppended(4)) == [
         src.SendToReader(0, assign_message(A)),
         src.SendToReader(1, assign_message(B)),
         work(0, 70),
@@ -106,7 +108,7 @@ def test_what_was_reported_before_the_snapshot_goes_before_the_barriers() -> Non
     made = admitted(50)
     handled(made, src.CheckpointStarted(1), src.SplitsAssigned(1, {0: (A,)}), src.UnassignedChanged(1, 60))
     handled(made, src.EnumeratorSnapshotted(1, 1, b"s"))
-    sent = handled(made, src.LogAppended(3))
+    _, *sent = handled(made, src.LogAppended(2))
     assert sent[:3] == [src.SendToReader(0, assign_message(A)), work(0, 60), work(1, 60)]
     assert isinstance(sent[3], src.EnumeratorStateReady)
 
