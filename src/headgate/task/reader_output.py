@@ -429,11 +429,15 @@ class StreamingOutput(TaskOutput):
         return self._cannot_pause is None or not self._cannot_pause(split_id)
 
     def _all_are_ahead(self) -> bool:
-        """Return whether the source waits as a whole, because of splits that cannot be paused by themselves."""
+        """Return whether the source waits as a whole, because of splits that cannot be paused by themselves.
+
+        Idle ones do not count: nobody waits for them, and they are read as soon as anybody else may.
+        """
         assert self._alignment is not None
-        if len(self.split_ids()) > 1 and all(map(self._can_pause, self.split_ids())):
+        splits = self._alignment.voting or self.split_ids()
+        if len(self.split_ids()) > 1 and all(map(self._can_pause, splits)):
             return False
-        return bool(self._alignment.paused) and self._alignment.paused.issuperset(self.split_ids())
+        return bool(self._alignment.paused) and self._alignment.paused.issuperset(splits)
 
     def _vote_from_now_on(self, split_id: str) -> None:
         self._expects_splits = False

@@ -265,6 +265,11 @@ class SplitAlignment(Machine):
         """The splits that are paused, be it with the whole source."""
         return frozenset(self._paused)
 
+    @property
+    def voting(self) -> frozenset[str]:
+        """The splits that somebody waits for: those that are not idle."""
+        return frozenset(split_id for split_id, split in self._splits.items() if not split.idle)
+
     def next_time_ms(self) -> int | None:
         """When `TimePassed` is due; None: not before another event."""
         news = self._reported is not None and self._vote() != self._reported

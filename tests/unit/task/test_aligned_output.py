@@ -249,6 +249,45 @@ def test_a_reader_that_cannot_pause_splits_is_paused_when_all_of_them_are_ahead(
     assert task.orders == ["pause", "resume"]
 
 
+@pytest.mark.parametrize("silent", ["is idle", "has ended", "is idle and can be paused"])
+def test_a_reader_that_cannot_pause_splits_is_paused_though_another_split_is_silent(silent: str) -> None:
+    task = Task()
+    output = output_of(task, idle_timeout_ms=1000)
+    for split_id in "ab":
+        output.add_split(split_id)
+    output.read_splits_unaligned(lambda split_id: split_id == "a" or "can" not in silent)
+    output.announce(600, 500)
+    output.create_output_for_split("b").emit_batch(batch(450))
+    if silent == "has ended":
+        output.release_output_for_split("b")
+    else:
+        let_pass(output, 3000)
+        assert output.event_times()["b"].idle
+    output.create_output_for_split("a").emit_batch(batch(590))
+    task.orders.clear()
+    output.create_output_for_split("a").emit_batch(batch(5000))
+    assert task.orders == ["pause"]
+    output.announce(6000, 5500)
+    assert task.orders == ["pause", "resume"]
+    if silent == "is idle":
+        output.create_output_for_split("b").emit_batch(batch(460))
+        output.create_output_for_split("a").emit_batch(batch(9000))
+        assert task.orders == ["pause", "resume"], "it is the slowest again"
+
+
+def test_a_reader_that_can_pause_the_splits_that_vote_is_read_for_the_idle_one() -> None:
+    task = Task()
+    output = output_of(task, idle_timeout_ms=1000)
+    for split_id in "ab":
+        output.add_split(split_id)
+    output.read_splits_unaligned(lambda split_id: split_id == "b")
+    output.announce(600, 500)
+    output.create_output_for_split("b").emit_batch(batch(450))
+    let_pass(output, 3000)
+    output.create_output_for_split("a").emit_batch(batch(5000))
+    assert output.event_times()["a"].paused and task.orders == [(("a",), ())]
+
+
 def test_a_split_that_comes_to_a_reader_that_cannot_pause_splits_is_read_though_all_others_are_ahead() -> None:
     task = Task()
     output = output_of(task)
