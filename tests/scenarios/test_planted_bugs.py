@@ -215,10 +215,10 @@ class TakesWhoComesLast(SlotStreams):
 
 PLACE = r"has \S+ in \d places|are missing|not published|no end after|published twice"
 IN_ENUMERATORS: list[tuple[type[SplitEnumerator[Any, Any]], int, str]] = [
-    (ForgetsReported, 117, PLACE),
-    (ResolvesAgain, 90, r"rows of \S+ (before \d+ )?are missing|published twice"),
+    (ForgetsReported, 53, PLACE),
+    (ResolvesAgain, 31, r"rows of \S+ (before \d+ )?are missing|published twice"),
     (PromisesOnlyWhatIsNew, 10, "no end after"),
-    (KeepsPendingBySubtask, 313, PLACE),
+    (KeepsPendingBySubtask, 202, PLACE),
     (PutsAllOnTheFirst, 0, r"the readers of \S+ have \[.*\] splits"),
     (AssignsTwice, 7, "broke its contract in assign_splits|in 2 places|was given"),
     (WakesNobody, 142, f"no end after|{PLACE}"),
@@ -228,9 +228,9 @@ IN_ENUMERATORS: list[tuple[type[SplitEnumerator[Any, Any]], int, str]] = [
 ]
 IN_SUBTASKS: list[tuple[type[SubtaskMachine], int, str]] = [
     (ReportsNothingAgain, 6, PLACE),
-    (ForgetsEnds, 8, PLACE),
-    (RunsBeforeItRegisters, 0, PLACE),
-    (WaitsForTheMessage, 44, "committables that one before it published"),
+    (ForgetsEnds, 14, PLACE),
+    (RunsBeforeItRegisters, 77, PLACE),
+    (WaitsForTheMessage, 5, "committables that one before it published"),
 ]
 
 
@@ -280,4 +280,4 @@ def test_an_assignment_that_overtakes_a_barrier_is_found(monkeypatch: pytest.Mon
         return actions
 
     monkeypatch.setattr(SourceCoordinator, "_release", at_once)
-    first_found(PLACE, 177)
+    first_found(PLACE, 3)

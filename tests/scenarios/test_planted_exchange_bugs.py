@@ -85,7 +85,7 @@ def test_a_checkpoint_before_the_old_recovery_is_over_is_found(monkeypatch: pyte
     """With both switches off a checkpoint is taken although buffers are still filtered when they are processed."""
     monkeypatch.setattr(execution, "checkpoints_during_recovery", lambda options: True)
     off = lambda each: any(not switches.on_downstream for switches in each.switches)  # noqa: E731
-    first_found(f"{ANOTHERS}|{TWICE}|{ORDER}", 965, {InputGate: Unchecked}, of=off)
+    first_found(f"{ANOTHERS}|{TWICE}|{ORDER}", 233, {InputGate: Unchecked}, of=off)
 
 
 # Bugs of public tickets.
@@ -130,7 +130,7 @@ def test_flink_35351_a_custom_partitioner_that_is_not_evaluated_again_is_found()
         }
         return assign_channels(channels, as_rebalance, **options)
 
-    first_found(ANOTHERS, 884, {assign_channels: assign}, of=has("custom"))
+    first_found(ANOTHERS, 233, {assign_channels: assign}, of=has("custom"))
 
 
 def test_flink_38483_subtasks_without_state_is_found() -> None:
@@ -140,7 +140,7 @@ def test_flink_38483_subtasks_without_state_is_found() -> None:
         assigned = assign_channels(channels, exchanges, **options)
         return {each: got for each, got in assigned.items() if each.subtask < options["old_parallelism"]}
 
-    first_found(LOST, 69, {assign_channels: assign}, of=keyed)
+    first_found(LOST, 192, {assign_channels: assign}, of=keyed)
 
 
 class StoresOnlyWhatWasThere(Unchecked):
@@ -218,7 +218,7 @@ class GrantsAtOnce(Unchecked):
 
 
 def test_credit_before_recovery_is_over_is_found() -> None:
-    first_found(f"{ORDER}|{LOST}|{TWICE}", 137, {InputGate: GrantsAtOnce}, of=keyed)
+    first_found(f"{ORDER}|{LOST}|{TWICE}", 158, {InputGate: GrantsAtOnce}, of=keyed)
 
 
 class PassesWatermarks(Unchecked):
@@ -262,7 +262,7 @@ def test_a_final_watermark_that_passes_idle_producers_is_found(monkeypatch: pyte
     monkeypatch.setattr(WatermarkValve, "_votes", passing)
     first_found(f"late: .*after {MAX_WATERMARK_MS}", 21, {InputGate: Unchecked}, of=in_time)
     monkeypatch.setattr(WatermarkValve, "_votes", passing_together)
-    first_found(f"late: .*after {MAX_WATERMARK_MS}", 93, {InputGate: Unchecked}, of=in_time)
+    first_found(f"late: .*after {MAX_WATERMARK_MS}", 207, {InputGate: Unchecked}, of=in_time)
 
 
 class IdleOneByOne(InputGate):
@@ -275,7 +275,7 @@ class IdleOneByOne(InputGate):
 
 def test_a_valve_that_waits_for_nobody_who_is_idle_together_is_found() -> None:
     """The sources were idle, and one of them is heard of again: first by one subtask, then by the others."""
-    first_found(LATE, 776, {InputGate: IdleOneByOne}, of=in_time)
+    first_found(LATE, 22, {InputGate: IdleOneByOne}, of=in_time)
 
 
 class PassesIdleInputs(WatermarkFlow):
@@ -312,7 +312,7 @@ def test_output_before_input_is_found() -> None:
 def test_new_rows_that_pass_recovered_ones_after_a_rescale_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """They come through another channel, since another reader has their split."""
     monkeypatch.setattr(regions, "relocated_exchanges", lambda *_, **__: frozenset())
-    first_found(ORDER, 466, of=rescaled)
+    first_found(ORDER, 145, of=rescaled)
 
 
 def moving(each: Scenario, parallelisms: tuple[int, ...], of: SourceScript) -> Scenario:
@@ -368,7 +368,7 @@ class TakesBeforeReplaying(ChannelRecovery):
 
 
 def test_memory_before_replay_is_found() -> None:
-    first_found(f"spilled ones come first|{ORDER}", 350, {ChannelRecovery: TakesBeforeReplaying}, of=keyed)
+    first_found(f"spilled ones come first|{ORDER}", 284, {ChannelRecovery: TakesBeforeReplaying}, of=keyed)
 
 
 class SnapshotsInPhaseOne(Unchecked):
@@ -402,7 +402,7 @@ def _without_spilled(channels: Mapping[Any, Sequence[Any]]) -> dict[Any, tuple[B
 
 
 def test_spilled_buffers_that_are_not_stored_are_found() -> None:
-    first_found(LOST, 350, {InputGate: LeavesOutSpilled}, of=rescaled)
+    first_found(LOST, 379, {InputGate: LeavesOutSpilled}, of=rescaled)
 
 
 class LeavesOutOutput(ResultPartition):

@@ -1,23 +1,33 @@
-"""Bugs in what becomes of rows that readers emitted, planted one at a time before slow functions: some seed finds each.
+"""Bugs in what sources wait for, and in what becomes of rows that readers emitted, planted one at a time.
+
+Some seed finds each.
 
 A bug is a subclass or a changed function of production, in this file only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from concurrent.futures import Future
 from typing import Any
 
 import pyarrow as pa
 
+from headgate.connectors.kinesis.enumerator import KinesisEnumerator
+from headgate.coordinator.job import scheduler_events as sch
+from headgate.coordinator.job.job_master import JobMaster
+from headgate.coordinator.sources import source_events as src
+from headgate.coordinator.sources.log_records import LogRecord
+from headgate.coordinator.sources.log_segments import LogSegments
 from headgate.coordinator.sources.reader_machine import Shared
 from headgate.coordinator.sources.unassigned_work import UnassignedWork
 from headgate.futures import done_with
 from headgate.protocol.state import SplitState
-from headgate.runtime import snapshot_parts
+from headgate.runtime import snapshot_parts, source_input
 from headgate.runtime.source_input import SourceInput
 from headgate.simulation.scenario import Scenario
+from headgate.source.watermark import saturated_ms
+from headgate.task.split_alignment import SplitAlignment
 from headgate.task.task_loop import ChainEmpty, TaskLoop
 from tests.scenarios.planted import first_found
 
@@ -25,6 +35,21 @@ from tests.scenarios.planted import first_found
 def is_slow(scenario: Scenario) -> bool:
     """Return whether a slow function comes right after sources."""
     return scenario.source_row_ms > 0
+
+
+def is_aligned(scenario: Scenario) -> bool:
+    """Return whether sources are in an alignment group."""
+    return scenario.alignment_group is not None
+
+
+def cannot_pause(scenario: Scenario) -> bool:
+    """Return whether readers of an aligned source cannot pause splits."""
+    return not all(source.pauses_splits for source in scenario.sources)
+
+
+def reads_shards(scenario: Scenario) -> bool:
+    """Return whether there are shards that were split or merged."""
+    return any(split.parents for source in scenario.sources for split in source.splits)
 
 
 class WaitsForTheBatch(TaskLoop):
@@ -37,7 +62,7 @@ class WaitsForTheBatch(TaskLoop):
 
 
 def test_a_barrier_that_waits_for_the_batch_of_a_reader_is_found() -> None:
-    first_found("slow: subtask ., which reads sources", 3, {TaskLoop: WaitsForTheBatch}, of=is_slow)
+    first_found("slow: subtask ., which reads sources", 17, {TaskLoop: WaitsForTheBatch}, of=is_slow)
 
 
 def test_rows_that_are_in_no_checkpoint_although_the_position_is_after_them_are_found() -> None:
@@ -91,7 +116,7 @@ class LeavesOutEnds(SourceInput):
 
 
 def test_a_split_that_ends_while_its_rows_wait_and_is_nowhere_is_found() -> None:
-    first_found("in 0 places", 42, {SourceInput: LeavesOutEnds}, of=is_slow)
+    first_found("in 0 places", 67, {SourceInput: LeavesOutEnds}, of=is_slow)
 
 
 class PassesRows(UnassignedWork):
@@ -103,3 +128,71 @@ class PassesRows(UnassignedWork):
 
 def test_a_watermark_that_passes_rows_in_flight_of_unassigned_splits_is_found() -> None:
     first_found("late: ", 441, {UnassignedWork: PassesRows}, of=is_slow)
+
+
+class FinishesAtOnce(KinesisEnumerator):
+    """Children follow their parent's end, though a reader may fail and read that again."""
+
+    def notify_splits_finished(self, split_ids: Collection[str]) -> None:
+        super().notify_splits_finished(split_ids)
+        self._table.finish()
+        self._context.call_async(lambda: None, lambda _, __: self._assign())
+
+
+def test_a_parent_that_is_read_again_beside_its_child_is_found() -> None:
+    first_found("was given .*, but .* is reading", 930, {KinesisEnumerator: FinishesAtOnce}, of=reads_shards)
+
+
+class LeavesItsGroup(JobMaster):
+    """A query that is rescaled has no vote until its next run has."""
+
+    def _release(self, action: sch.ReleaseSlots) -> None:
+        self._is_rescaled = False
+        super()._release(action)
+
+
+def test_a_group_that_does_not_wait_for_a_query_that_is_rescaled_is_found() -> None:
+    first_found("do not wait for this one", 154, {JobMaster: LeavesItsGroup}, of=is_aligned)
+
+
+class WaitsForIdleSplits(source_input._Output):
+    """A source that cannot pause its splits waits only when those are ahead, too, that are idle."""
+
+    def _all_are_ahead(self) -> bool:
+        assert self._alignment is not None
+        if len(self.split_ids()) > 1 and all(map(self._can_pause, self.split_ids())):
+            return False
+        return bool(self._alignment.paused) and self._alignment.paused.issuperset(self.split_ids())
+
+
+def test_a_source_that_an_idle_split_frees_is_found() -> None:
+    first_found("is read at .*, but the slowest", 135, {source_input._Output: WaitsForIdleSplits}, of=cannot_pause)
+
+
+class AlignsWithItself(SplitAlignment):
+    """A reader does not wait for those of others."""
+
+    TRANSITIONS = SplitAlignment.TRANSITIONS
+
+    def _find_bound(self) -> int | None:
+        if self._minimum_ms is None:
+            return super()._find_bound()
+        return saturated_ms(self._minimum_ms + self._drift_ms)
+
+
+def test_a_split_that_runs_ahead_of_its_group_is_found() -> None:
+    first_found("is read at .*, but the slowest", 85, {SplitAlignment: AlignsWithItself}, of=is_aligned)
+
+
+class WritesOneByOne(LogSegments):
+    """Each record is a write of its own, after all before it."""
+
+    def append(self, *records: LogRecord) -> list[src.AppendLog]:
+        if not records or self.is_broken:
+            return []
+        self.number += len(records)
+        return [src.AppendLog(self.segment, self.number, records)]
+
+
+def test_a_log_that_awaits_one_write_after_another_is_found() -> None:
+    first_found("writes of the log of .* wait in turn", 0, {LogSegments: WritesOneByOne})

@@ -60,7 +60,7 @@ class TrustsFiles(CheckpointStorage):
 
 
 def test_state_that_is_restored_from_a_damaged_file_is_found() -> None:
-    first_found("corrupt: ", 0, {CheckpointStorage: TrustsFiles}, change=DAMAGED)
+    first_found("corrupt: ", 3, {CheckpointStorage: TrustsFiles}, change=DAMAGED)
 
 
 class BelievesListings(CheckpointStorage):
@@ -86,4 +86,4 @@ class IgnoresFullDisks(CheckpointStorage):
 
 
 def test_a_full_disk_that_nobody_hears_of_is_found() -> None:
-    first_found("which is not there", 0, {CheckpointStorage: IgnoresFullDisks}, change=FULL)
+    first_found("which is not there", 36, {CheckpointStorage: IgnoresFullDisks}, change=FULL)

@@ -3,7 +3,8 @@
 Never: decide how far anybody may read (`headgate.coordinator.alignment` does), or hold a group for a query that ended.
 
 All queries of an application run in its driver process, so this is a table in memory. A query is a member from `join`
-until `Membership.leave`; what it shares counts from then on, and without having shared anything it has no vote.
+until `Membership.leave`, over all its runs: what it shared last counts until its next run shares something. Without
+having shared anything it has no vote.
 
 Follows FLIP-182 across queries (membership ends with the query).
 """
@@ -22,9 +23,10 @@ class AlignmentHub:
     Examples
     --------
     >>> hub = AlignmentHub()
-    >>> first = hub.join("app", "g", print)
+    >>> first = hub.join("app", "g")
+    >>> first.listen(print)
     >>> first.share(100)
-    >>> second = hub.join("app", "g", lambda watermark_ms: None)
+    >>> second = hub.join("app", "g")
     >>> second.share(50)
     50
     >>> second.leave()
@@ -36,7 +38,7 @@ class AlignmentHub:
         # Guarded by _lock, the members' fields too:
         self._groups: dict[tuple[str, str], list[Membership]] = {}
 
-    def join(self, application: str, group: str, on_others_moved: OnOthersMoved) -> Membership:
+    def join(self, application: str, group: str) -> Membership:
         """Make a query a member of a group.
 
         Parameters
@@ -45,16 +47,17 @@ class AlignmentHub:
             The Spark application's id.
         group
             The group's name.
-        on_others_moved
-            Called with the lowest watermark of the other members, in milliseconds (None: none of them has a vote),
-            whenever that differs from the last call, at first None; by any thread, in order, under the hub's
-            lock: it must not block, and not call the hub.
         """
-        member = Membership(self, (application, group), on_others_moved)
+        member = Membership(self, (application, group))
         with self._lock:
             self._groups.setdefault(member._key, []).append(member)
-            self._notify_locked(member._key)
         return member
+
+    def _listen(self, member: Membership, on_others_moved: OnOthersMoved) -> None:
+        with self._lock:
+            member._on_others_moved, member._sent_ms = on_others_moved, None
+            if member in self._groups.get(member._key, ()):
+                self._notify_locked(member._key)
 
     def _share(self, member: Membership, watermark_ms: int | None) -> None:
         with self._lock:
@@ -77,7 +80,7 @@ class AlignmentHub:
         for member in members:
             votes = [each._watermark_ms for each in members if each is not member and each._watermark_ms is not None]
             others_ms = min(votes, default=None)
-            if others_ms != member._sent_ms:
+            if others_ms != member._sent_ms and member._on_others_moved is not None:
                 member._sent_ms = others_ms
                 member._on_others_moved(others_ms)
 
@@ -85,12 +88,24 @@ class AlignmentHub:
 class Membership:
     """One query in one group, made by `AlignmentHub.join`. All methods may be called by any thread."""
 
-    def __init__(self, hub: AlignmentHub, key: tuple[str, str], on_others_moved: OnOthersMoved) -> None:
+    def __init__(self, hub: AlignmentHub, key: tuple[str, str]) -> None:
         self._hub = hub
         self._key = key
-        self._on_others_moved = on_others_moved
+        self._on_others_moved: OnOthersMoved | None = None
         self._watermark_ms: int | None = None
         self._sent_ms: int | None = None
+
+    def listen(self, on_others_moved: OnOthersMoved) -> None:
+        """Let a run hear of the other members, instead of the run before.
+
+        Parameters
+        ----------
+        on_others_moved
+            Called with the lowest watermark of the other members, in milliseconds (None: none of them has a vote),
+            whenever that differs from the last call, at first None; by any thread, in order, under the hub's
+            lock: it must not block, and not call the hub.
+        """
+        self._hub._listen(self, on_others_moved)
 
     def share(self, watermark_ms: int | None) -> None:
         """Share the lowest watermark of this query's readers, in milliseconds; None: they have no vote."""

@@ -22,6 +22,7 @@ from headgate.coordinator.job import scheduler_events as sch
 from headgate.coordinator.job.job_master import JobMaster
 from headgate.coordinator.job.job_plan import JobPlan
 from headgate.coordinator.slots.slots import ATTEMPT_BITS
+from headgate.driver.alignment_hub import AlignmentHub, Membership
 from headgate.driver.job_plans import job_plan
 from headgate.errors import StoredStateError
 from headgate.graph.stage_graph import QueryDefinition
@@ -34,7 +35,8 @@ from headgate.simulation.driver_process import DriverProcess
 from headgate.simulation.durable import Row, Storage, Table
 from headgate.simulation.invariants import Invariants
 from headgate.simulation.network import Connection, Network
-from headgate.simulation.scenario import NEIGHBOUR_PERIOD_MS, Fault, Neighbour, Scenario
+from headgate.simulation.other_query import APPLICATION, OtherQuery
+from headgate.simulation.scenario import Fault, Scenario
 from headgate.simulation.scripted_query import ScriptedSink, definition_of
 from headgate.simulation.scripted_reader import ScriptedReader
 from headgate.simulation.scripted_source import SOURCES
@@ -44,7 +46,6 @@ from headgate.simulation.source_scripts import PHASE_MS
 from headgate.simulation.subtask_process import SubtaskProcess
 from headgate.simulation.topic import Topic
 from headgate.simulation.world import PendingFaults
-from headgate.source.watermark import saturated_ms
 from headgate.task.reader_output import StreamingOutput
 
 _MAX_STEPS, _MAX_MS = 60_000, 120_000  # then it does not converge
@@ -137,6 +138,13 @@ class Cluster:
         self.others_ms: int | None = None
         """The vote of the application's other queries in the alignment group."""
         self.others_since_ms = 0
+        self._hub = AlignmentHub()
+        self._membership: Membership | None = None  # of the query, over its runs
+        self._other_query = (
+            None
+            if scenario.alignment_group is None
+            else OtherQuery(self, self._hub, scenario.alignment_group, scenario.neighbour)
+        )
         self.autoscaler = None if scenario.autoscaler is None else SimulatedAutoscaler(self, scenario.autoscaler)
         self._violation: ErrorReport | None = None
         self._requests = self._drain = 0
@@ -153,8 +161,8 @@ class Cluster:
         for fault in self.scenario.faults:
             self.clock.at(fault.at_ms, self.world, self._fault, fault)
         self.clock.at(self.scenario.phase_ms, self.world, self._calm_down)
-        if self.scenario.neighbour is not None:
-            self.clock.at(self.scenario.neighbour.begins_ms, self.world, self._let_others_vote, self.scenario.neighbour)
+        if self._other_query is not None:
+            self._other_query.start()
         self.start_run(self.scenario.parallelism)
         if self.autoscaler is not None:
             self.autoscaler.start()
@@ -433,9 +441,8 @@ class Cluster:
         if self.autoscaler is not None:
             self.autoscaler.run_began(parallelism)
         self.driver = DriverProcess(self, plan, None if found is None else restore(found, plan), storage)
+        self._listen_to_group(self.driver)
         self.driver.start()
-        if self.others_ms is not None:
-            self._notify_of_others()
 
     def _newest(self, storage: CheckpointStorage) -> Manifest | None:
         """Return the newest checkpoint, as it is read, which is the one that was written last."""
@@ -451,6 +458,7 @@ class Cluster:
         driver = self.driver
         if driver is None or not driver.alive:
             return
+        driver.is_suspended = self.stopping = False  # nobody rescales or stops it any more
         self._end_driver(driver)
         for process in self.slots:
             if process.alive:
@@ -459,6 +467,9 @@ class Cluster:
 
     def _end_driver(self, driver: DriverProcess) -> None:
         driver.alive = False
+        if not self.is_rescaled and self._membership is not None:
+            self._membership.leave()
+            self._membership = None
         for enumerator in driver.enumerators.values():
             enumerator.alive = False
         for connection in self.network.connections:
@@ -509,22 +520,31 @@ class Cluster:
 
     # The application's other queries.
 
-    def _let_others_vote(self, neighbour: Neighbour) -> None:
-        now_ms = self.clock.now_ms
-        if self.others_ms is None:
-            self.others_since_ms = now_ms
-        moved_ms = (now_ms - neighbour.begins_ms) // NEIGHBOUR_PERIOD_MS * neighbour.step_ms
-        self.others_ms = saturated_ms(neighbour.first_ms + moved_ms) if now_ms < neighbour.ends_ms else None
-        self.invariants.check_paused()  # before anybody reads again: they may be the slowest by now
-        self._notify_of_others()
-        if self.others_ms is not None:
-            self.clock.after(NEIGHBOUR_PERIOD_MS, self.world, self._let_others_vote, neighbour)
-
-    def _notify_of_others(self) -> None:
-        """Notify the driver, which is another thread of the same process."""
+    @property
+    def is_rescaled(self) -> bool:
+        """Whether the query goes on with another run, after the last checkpoint of this one."""
         driver = self.driver
-        if driver is not None and self.scenario.alignment_group is not None:
-            self.clock.after(1, driver, driver.notify, jm.OthersMoved(self.scenario.alignment_group, self.others_ms))
+        return driver is not None and driver.is_suspended and not (driver.stopped or driver.failed)
+
+    def others_vote(self) -> None:
+        """Note that they are about to: nobody has read since, and they may be the slowest by now."""
+        self.invariants.check_paused()
+
+    def share_minimum(self, watermark_ms: int | None) -> None:
+        """Share the minimum of the query's readers with the application's other queries."""
+        assert self._membership is not None
+        self._membership.share(watermark_ms)
+
+    def _listen_to_group(self, driver: DriverProcess) -> None:
+        """Let a run hear of the other queries, as an event for its driver, which is another thread of the process."""
+        group = self.scenario.alignment_group
+        if group is None:
+            return
+        if self._membership is None:
+            self._membership = self._hub.join(APPLICATION, group)
+        self._membership.listen(
+            lambda watermark_ms: self.clock.after(1, driver, driver.notify, jm.OthersMoved(group, watermark_ms))
+        )
 
     # Phases.
 

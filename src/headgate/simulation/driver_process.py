@@ -7,6 +7,7 @@ the thread that gives them works.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, assert_never
 
@@ -19,13 +20,15 @@ from headgate.coordinator.job.job_master import JobMaster
 from headgate.coordinator.job.job_plan import JobPlan
 from headgate.coordinator.sources import source_events as src
 from headgate.errors import StoredStateError
-from headgate.protocol.messages import Envelope
+from headgate.protocol.messages import CheckpointKind, Envelope
 from headgate.simulation.announcements import Announcements
 from headgate.simulation.clockwork import Process
 from headgate.simulation.enumerator_process import EnumeratorProcess
 from headgate.simulation.world import World
 
 _TICK_MS = 1000
+_MOST_WRITES = 3
+"""How many writes of a log wait at most: one is under way, the others go before the log is read."""
 
 
 class Worker:
@@ -83,9 +86,13 @@ class DriverProcess(Process):
         self._storage = Worker(self, (2, 10, 80), is_storage=True)
         self._commits = Worker(self, (2, 20, 120))
         self._logs = {uid: Worker(self, (1, 3, 30)) for uid in plan.sources}
+        self.writes: Counter[str] = Counter()
+        """By source: how many writes of its log are under way."""
         self.enumerators: dict[str, EnumeratorProcess] = {}
         self._wake_ms: int | None = None
         self.over = self.failed = self.stopped = False
+        self.is_suspended = False
+        """Whether its last checkpoint is complete, after which the query is started again."""
         self.suspension: int | None = None
         """The request of a checkpoint after which the query is to be started again."""
 
@@ -144,7 +151,9 @@ class DriverProcess(Process):
                 self._carry_out_for_source(uid, for_source)
             case jm.ShowProgress(subtask=subtask, progress=progress):
                 cluster.progress_shown(subtask, progress)
-            case jm.ShowCheckpoint() | jm.Log() | jm.ShareMinimum():
+            case jm.ShareMinimum(watermark_ms=watermark_ms):
+                cluster.share_minimum(watermark_ms)
+            case jm.ShowCheckpoint() | jm.Log():
                 pass
             case sch.SubmitJob(submission=submission):
                 cluster.submit_job(self, submission)
@@ -189,6 +198,8 @@ class DriverProcess(Process):
             case src.StopEnumerator():
                 self._stop_enumerator(uid)
             case src.AppendLog():
+                self.writes[uid] += 1
+                assert self.writes[uid] <= _MOST_WRITES, f"{self.writes[uid]} writes of the log of {uid} wait in turn"
                 self._logs[uid].do(self._append, uid, action)
             case src.DropLog(before_segment=segment):
                 self._logs[uid].do(self._drop, uid, segment)
@@ -205,6 +216,7 @@ class DriverProcess(Process):
         return self.cluster.storage.logs.setdefault((self.plan.run, uid), {})
 
     def _append(self, uid: str, action: src.AppendLog) -> None:
+        self.writes[uid] -= 1
         if uid in self.fail_append:
             self.fail_append.discard(uid)
             self.notify(jm.FromSource(uid, src.LogAppendFailed(action.number, "a fault")))
@@ -244,6 +256,7 @@ class DriverProcess(Process):
         if fault:
             self.notify(cp.ManifestWriteFailed(action.checkpoint_id, fault))
         else:
+            self.is_suspended = action.manifest.kind is CheckpointKind.SUSPEND
             self.notify(cp.ManifestWritten(action.checkpoint_id, size_bytes))
 
     def _delete(self, checkpoint_id: int) -> None:

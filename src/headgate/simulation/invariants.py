@@ -10,7 +10,7 @@ Never: look into a machine for what it decided; what it holds may be counted.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -52,9 +52,11 @@ class Invariants:
         self._published_in: dict[bytes, int] = {}  # by the driver of this run, which knows what it published
         self._positions: dict[tuple[str, str], int] = {}  # where splits were in the newest manifest
         self._resolved: dict[tuple[str, str], int] = {}  # where they were in the first completed checkpoint
-        self._slowest_ms = MIN_WATERMARK_MS  # how far the slowest split of the alignment group ever was in this run
+        # How far the slowest split of the alignment group was, and since when: as far back as somebody may not know.
+        self._slowest: deque[tuple[int, int]] = deque()
         self._watermark_ms: int | None = None  # of the source whose reader reads
-        self._before: dict[str, int] = {}  # how far the splits of the reader that reads were before
+        # How far the splits of the reader that reads were before, save idle ones; None: no row of it was read.
+        self._before: dict[str, int | None] = {}
         # Since when a split, of an execution, has been paused though it is not ahead of anybody.
         self._vainly_ms: dict[tuple[str, int, str], int] = {}
 
@@ -62,7 +64,7 @@ class Invariants:
         """Note that a run begins."""
         self._deployed = {}
         self._epoch, self._published_in = None, {}
-        self._slowest_ms = MIN_WATERMARK_MS
+        self._slowest.clear()
         if parallelism != self._parallelism:
             self._owners = {}
         self._parallelism = parallelism
@@ -122,18 +124,20 @@ class Invariants:
             if other is not slot and other.execution is not None and self._counts(other):
                 double = ids & set(other.execution.readers[uid].splits)
                 assert not double, f"{slot.name} was given {double}, which {other.name} is reading"
-        self._check_parents(slot, uid, ids)
+        self._check_families(slot, uid, ids)
         if cluster.topics[uid].script.stays:
             for split_id in ids:
                 owner = self._owners.setdefault((uid, split_id), slot.slot)
                 assert owner == slot.slot, f"{split_id} moved from {owner} to {slot.slot} though P stayed the same"
 
-    def _check_parents(self, slot: SlotProcess, uid: str, ids: set[str]) -> None:
-        """Check that nobody reads what is to be read before these splits."""
-        parents = {parent for split_id in ids for parent in self._cluster.topics[uid].splits[split_id].parents}
-        for other in self._slots if parents else ():
+    def _check_families(self, slot: SlotProcess, uid: str, ids: set[str]) -> None:
+        """Check that nobody reads what is to be read before these splits, or after them."""
+        splits = self._cluster.topics[uid].splits
+        family = {parent for split_id in ids for parent in splits[split_id].parents}
+        family |= {each.split_id for each in splits.values() if not ids.isdisjoint(each.parents)}
+        for other in self._slots if family else ():
             if other.execution is not None and self._counts(other):
-                unread = parents & other.execution.readers[uid].splits.keys()
+                unread = family & other.execution.readers[uid].splits.keys()
                 assert not unread, f"{slot.name} was given {ids}, but {other.name} is reading {unread}"
 
     def _counts(self, slot: SlotProcess) -> bool:
@@ -156,9 +160,16 @@ class Invariants:
         if not self._is_late_excused(reader.uid):
             self._watermark_ms = self._watermark_of(reader.uid)
         if strategy.alignment is not None:
-            self._slowest_ms = max(self._slowest_ms, min(self._votes(), default=MAX_WATERMARK_MS))
-            self._before = dict(reader.highest_ms)
+            self._note_slowest()
+            self._before = {each: reader.highest_ms.get(each) for each in reader.splits.keys() - reader.idle}
             self.check_paused()
+
+    def _note_slowest(self) -> None:
+        now_ms, slowest_ms = self._cluster.clock.now_ms, min(self._votes(), default=MAX_WATERMARK_MS)
+        while len(self._slowest) > 1 and self._slowest[1][0] <= now_ms - _NEWS_MS:
+            self._slowest.popleft()
+        if not self._slowest or self._slowest[-1][1] != slowest_ms:
+            self._slowest.append((now_ms, slowest_ms))
 
     def on_look(self, reader: ScriptedReader, output: StreamingOutput) -> None:
         """Check that no split is idle that could not have been read long enough; note who votes, and who is paused."""
@@ -188,13 +199,18 @@ class Invariants:
         self._check_lateness(reader, rows)
         if strategy.alignment is None:
             return
+        if not self._cluster.is_quiet:
+            return
         split_id = rows[0][1]
-        # The slowest may have gone back since the reader heard of it: somebody was restored, or has come.
-        slowest_ms = self._slowest_ms if self._cluster.is_quiet else MAX_WATERMARK_MS
-        reached_ms = reader.highest_ms[split_id] if topic.script.knows_rows else self._before.get(split_id)
+        if not topic.script.pauses_splits:  # the source waits when all of its splits are ahead that are not idle
+            before = [*self._before.values()]
+            reached_ms = None if None in before else min((each for each in before if each is not None), default=None)
+        else:
+            reached_ms = reader.highest_ms[split_id] if topic.script.knows_rows else self._before.get(split_id)
+        slowest_ms = max(each for _, each in self._slowest)
         if reached_ms is not None:
             assert reached_ms <= slowest_ms + strategy.alignment.max_drift_ms, (
-                f"{split_id} is read at {reached_ms}, but the slowest split was never beyond {slowest_ms}, "
+                f"{split_id} is read at {reached_ms}, but the slowest split was not beyond {slowest_ms} lately, "
                 f"and the drift is {strategy.alignment.max_drift_ms}"
             )
 
@@ -218,7 +234,10 @@ class Invariants:
         for name, number, reader in readers:
             strategy = self._cluster.topics[reader.uid].script.strategy
             assert strategy is not None and strategy.alignment is not None
-            for split_id in reader.held & reader.splits.keys():
+            held = reader.held & reader.splits.keys()
+            if not self._cluster.topics[reader.uid].script.pauses_splits:
+                held -= reader.idle  # they wait with those that are ahead
+            for split_id in held:
                 next_ms, drift_ms = self._next_ms(reader, split_id), strategy.alignment.max_drift_ms
                 if lowest_ms is not None and next_ms > lowest_ms + drift_ms:
                     continue

@@ -17,8 +17,9 @@ from headgate.coordinator.job.job_plan import JobOptions
 from headgate.coordinator.job.restart_strategy import FixedDelay
 from headgate.coordinator.job.scheduler import SchedulerOptions
 from headgate.operators.exchange import ExchangeKind
+from headgate.runtime.source_input import ALLOW_UNALIGNED_SPLITS
 from headgate.simulation.load import noisy
-from headgate.simulation.source_scripts import PHASE_MS, draw_source, draw_splits_in_time
+from headgate.simulation.source_scripts import PHASE_MS, draw_families, draw_source, draw_splits_in_time
 from headgate.simulation.topic import SourceScript, TopicSplit
 from headgate.source.watermark import MIN_WATERMARK_MS, WatermarkAlignment, WatermarkStrategy
 
@@ -234,9 +235,11 @@ class Scenario(msgspec.Struct, frozen=True):
                 drain=draw.random() < 0.5,
             )
             ._with_event_time()
+            ._with_readers_that_cannot_pause()
             ._with_exchanges()
             ._with_two_exchanges()
             ._with_rows_in_time()
+            ._with_parents()
             ._with_more_faults()
             ._with_storage_faults()
             ._with_late_connections()
@@ -337,6 +340,35 @@ class Scenario(msgspec.Struct, frozen=True):
         faults = () if draw.random() < 0.15 else self.faults
         return msgspec.structs.replace(changed, neighbour=_neighbour(draw), faults=faults)
 
+    def _with_readers_that_cannot_pause(self) -> Scenario:
+        """Return the same with readers that cannot pause splits, and the option for it, if the seed wants them."""
+        draw = random.Random(f"cannot pause {self.seed}")
+        if self.alignment_group is None or draw.random() < 0.6:
+            return self
+        parallelism, from_ms = min(self.parallelism, draw.randint(1, 2)), draw.randrange(300, 1200)
+        changed = msgspec.structs.replace(
+            self,
+            parallelism=parallelism,
+            sources=tuple(
+                msgspec.structs.replace(
+                    each,
+                    pauses_splits=draw.random() < 0.2,
+                    silent_from_ms=from_ms,
+                    silent_to_ms=from_ms + draw.choice((800, 2000)),
+                    # Some splits of a reader have rows, and another one has none.
+                    splits=tuple(
+                        msgspec.structs.replace(split, falls_silent=number % (2 * parallelism) == 0)
+                        for number, split in enumerate(each.splits)
+                    ),
+                )
+                for each in self.sources
+            ),
+        )
+        if draw.random() < 0.4:
+            return changed
+        slow = Neighbour(begins_ms=0, ends_ms=PHASE_MS, first_ms=0, step_ms=draw.choice((1, 10)))
+        return msgspec.structs.replace(changed, neighbour=slow, faults=())
+
     def _with_exchanges(self) -> Scenario:
         """Return the same with exchanges, if the seed wants them."""
         draw = random.Random(f"exchanges {self.seed}")
@@ -407,6 +439,27 @@ class Scenario(msgspec.Struct, frozen=True):
             # Who is frozen hears nothing of rows that are there: that counts as idle. After a drain all is late.
             faults=tuple(each for each in self.faults if each.kind not in (FaultKind.FREEZE_SLOT, FaultKind.DRAIN)),
         )
+
+    def _with_parents(self) -> Scenario:
+        """Return the same with shards that others came from, whose readers fail, if the seed wants them."""
+        draw = random.Random(f"parents {self.seed}")
+        if self.is_keyed or self.sources[0].bounded or draw.random() < 0.85:
+            return self
+        shards = msgspec.structs.replace(
+            self.sources[0], kind="kinesis", splits=tuple(draw_families(draw, self.sources[0].uid)), latest=False
+        )
+        failing = [
+            Fault(draw.randrange(100, 2500), FaultKind.FAIL_SUBTASK, draw.randrange(1000), draw.randint(1, 4))
+            for _ in range(draw.randint(3, 6))
+        ]
+        changed = msgspec.structs.replace(
+            self,
+            sources=(shards, *self.sources[1:]),
+            parallelism=max(2, self.parallelism),
+            failover_strategy="region",
+            interval_ms=400,
+        )
+        return changed.with_faults(tuple(sorted((*self.faults, *failing), key=lambda fault: fault.at_ms)))
 
     def _with_more_faults(self) -> Scenario:
         """Return the same with faults of storage, links and recoveries, if the seed wants them."""
@@ -508,6 +561,8 @@ class Scenario(msgspec.Struct, frozen=True):
         pace = draw.choice(_PACES if self.faults else _CALM_PACES)
         if any(fault.kind is MoreFaults.RESCALE_AT_CHECKPOINT for fault in self.faults):
             pace = 1  # each of them waits for a checkpoint, and rows for slow functions
+        if not all(source.pauses_splits for source in self.sources):
+            pace = 1  # a split is idle after a while
 
         def sooner(at_ms: int) -> int:
             return round(at_ms * pace)
@@ -548,6 +603,7 @@ class Scenario(msgspec.Struct, frozen=True):
             f"{unaligned}.enabled": str(self.unaligned).lower(),
             f"{unaligned}.recover-output-on-downstream.enabled": str(switches.on_downstream).lower(),
             f"{unaligned}.during-recovery.enabled": str(switches.during_recovery).lower(),
+            ALLOW_UNALIGNED_SPLITS: str(not all(each.pauses_splits for each in self.sources)).lower(),
         }
 
     def job_options(self, run: int) -> JobOptions:

@@ -252,6 +252,8 @@ class ScriptedReader(SourceReader[Any]):
 
     def pause_or_resume_splits(self, splits_to_pause: Collection[str], splits_to_resume: Collection[str]) -> None:
         """Read some splits no more, and others again."""
+        if not self._topic.script.pauses_splits:
+            super().pause_or_resume_splits(splits_to_pause, splits_to_resume)
         self._around.count_quiet()
         self.paused = (self.paused | set(splits_to_pause)) - set(splits_to_resume)
 

@@ -45,6 +45,17 @@ def draw_source(draw: random.Random, uid: str, bounded: bool) -> SourceScript:
     )
 
 
+def draw_families(draw: random.Random, uid: str) -> Iterator[TopicSplit]:
+    """Yield shards that are closed, what these were split into, and one that stays open."""
+    parents = [
+        TopicSplit(split_id=f"{uid}-{number}", appears_ms=0, stop=draw.randint(10, 60))
+        for number in range(draw.randint(2, 5))
+    ]
+    yield from parents
+    yield from _children(draw, parents)
+    yield TopicSplit(split_id=f"{uid}-{len(parents)}", appears_ms=0, stop=None)
+
+
 def _children(draw: random.Random, shards: Sequence[TopicSplit]) -> Iterator[TopicSplit]:
     """Yield what closed shards were split into, or merged with the one before."""
     closed = [each for each in shards if each.stop is not None]

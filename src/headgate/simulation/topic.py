@@ -40,6 +40,8 @@ class TopicSplit(msgspec.Struct, frozen=True, kw_only=True):
         The event time of its first row, and from one row to the next.
     gap_at, gap_ms
         Before this row event time makes a leap.
+    falls_silent
+        Whether it does not grow when its source is silent.
     pause_at, resumes_ms
         This row and those after it are not there before this time.
     """
@@ -54,6 +56,7 @@ class TopicSplit(msgspec.Struct, frozen=True, kw_only=True):
     step_ms: int = 10
     gap_at: int = 0
     gap_ms: int = 0
+    falls_silent: bool = True
     pause_at: int = 0
     resumes_ms: int = 0
 
@@ -79,6 +82,8 @@ class SourceScript(msgspec.Struct, frozen=True, kw_only=True):
         How its watermarks are made, and its alignment group; None: it has no event time.
     knows_rows
         Whether its readers know the positions of single rows: alignment stops them at a row, else after a batch.
+    pauses_splits
+        Whether its readers can pause single splits.
     silent_from_ms, silent_to_ms
         When nothing grows, so that all splits may become idle.
     keys
@@ -100,6 +105,7 @@ class SourceScript(msgspec.Struct, frozen=True, kw_only=True):
     assigner: str = "round-robin"
     strategy: WatermarkStrategy | None = None
     knows_rows: bool = False
+    pauses_splits: bool = True
     silent_from_ms: int = 0
     silent_to_ms: int = 0
     keys: int = 10
@@ -156,7 +162,7 @@ class Topic:
         if self.script.load is not None:
             return self.script.load.grown_ms(now_ms) // self.script.row_ms
         silent_from_ms = max(split.appears_ms, self.script.silent_from_ms)
-        silent_ms = max(0, min(now_ms, self.script.silent_to_ms) - silent_from_ms)
+        silent_ms = max(0, min(now_ms, self.script.silent_to_ms) - silent_from_ms) if split.falls_silent else 0
         return max(0, now_ms - split.appears_ms - silent_ms) // self.script.row_ms
 
     def next_row_ms(self, split_id: str, position: int) -> int | None:
@@ -170,7 +176,7 @@ class Topic:
             return self.script.load.reached_ms((position + 1) * self.script.row_ms)
         grown_ms, silent_from_ms = (position + 1) * self.script.row_ms, self.script.silent_from_ms
         silent_from_ms = max(split.appears_ms, silent_from_ms)
-        if split.appears_ms + grown_ms <= silent_from_ms:
+        if split.appears_ms + grown_ms <= silent_from_ms or not split.falls_silent:
             return split.appears_ms + grown_ms
         return split.appears_ms + grown_ms + max(0, self.script.silent_to_ms - silent_from_ms)
 

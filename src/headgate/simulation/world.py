@@ -67,6 +67,7 @@ class World(Protocol):
     split_groups: dict[str, int]
     slots: list[Any]
     driver: Any
+    world: Process
     acting: Any
     pending: PendingFaults
     moved: dict[int, int]
@@ -156,6 +157,16 @@ class World(Protocol):
 
     def crash_driver(self, parallelism: int) -> None:
         """Kill the driver, and start again."""
+
+    @property
+    def is_rescaled(self) -> bool:
+        """Whether the query goes on with another run, after the last checkpoint of this one."""
+
+    def others_vote(self) -> None:
+        """Note that the application's other queries are about to vote."""
+
+    def share_minimum(self, watermark_ms: int | None) -> None:
+        """Share the minimum of the query's readers with the application's other queries."""
 
     def query_failed(self, driver: Any, error: ErrorReport) -> None:
         """Note that the query has given up."""

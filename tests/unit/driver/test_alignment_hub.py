@@ -14,14 +14,22 @@ from headgate.coordinator.alignment.alignment_group import (
     ReaderReported,
     ShareMinimum,
 )
-from headgate.driver.alignment_hub import AlignmentHub
+from headgate.driver.alignment_hub import AlignmentHub, Membership, OnOthersMoved
 from headgate.source.watermark import MAX_WATERMARK_MS
+
+
+def joined(
+    hub: AlignmentHub, on_others_moved: OnOthersMoved, *, application: str = "app", group: str = "g"
+) -> Membership:
+    member = hub.join(application, group)
+    member.listen(on_others_moved)
+    return member
 
 
 def test_each_query_hears_the_lowest_of_the_others_and_only_when_it_moved() -> None:
     hub = AlignmentHub()
     heard: dict[str, list[int | None]] = {name: [] for name in "abc"}
-    a, b, c = (hub.join("app", "g", heard[name].append) for name in "abc")
+    a, b, c = (joined(hub, heard[name].append) for name in "abc")
     a.share(10)
     b.share(20)
     c.share(30)
@@ -33,8 +41,8 @@ def test_each_query_hears_the_lowest_of_the_others_and_only_when_it_moved() -> N
 def test_a_query_without_a_vote_holds_nobody() -> None:
     hub = AlignmentHub()
     heard: list[int | None] = []
-    hub.join("app", "g", heard.append)
-    other = hub.join("app", "g", heard.append)
+    joined(hub, heard.append)
+    other = joined(hub, heard.append)
     other.share(None)
     assert heard == []
     other.share(5)
@@ -44,17 +52,17 @@ def test_a_query_without_a_vote_holds_nobody() -> None:
 
 def test_who_joins_later_hears_at_once_how_far_the_others_are() -> None:
     hub = AlignmentHub()
-    hub.join("app", "g", lambda watermark_ms: None).share(7)
+    hub.join("app", "g").share(7)
     heard: list[int | None] = []
-    hub.join("app", "g", heard.append)
+    joined(hub, heard.append)
     assert heard == [7]
 
 
 def test_who_left_holds_nobody_and_hears_nothing() -> None:
     hub = AlignmentHub()
     stays, left = [], []  # type: ignore[var-annotated]
-    first = hub.join("app", "g", stays.append)
-    second = hub.join("app", "g", left.append)
+    first = joined(hub, stays.append)
+    second = joined(hub, left.append)
     second.share(5)
     second.leave()
     second.share(3)
@@ -63,20 +71,31 @@ def test_who_left_holds_nobody_and_hears_nothing() -> None:
     assert (stays, left) == ([5, None], [])
 
 
+def test_what_a_query_shared_counts_until_its_next_run_shares_and_that_hears_how_far_the_others_are() -> None:
+    hub = AlignmentHub()
+    first, second, others = [], [], []  # type: ignore[var-annotated]
+    rescaled = joined(hub, first.append)
+    joined(hub, others.append).share(7)
+    rescaled.share(5)
+    rescaled.listen(second.append)
+    rescaled.share(6)
+    assert (first, second, others) == ([7], [7], [5, 6])
+
+
 def test_groups_and_applications_do_not_meet() -> None:
     hub = AlignmentHub()
     heard: list[int | None] = []
-    hub.join("app", "g", heard.append)
-    hub.join("app", "h", heard.append).share(1)
-    hub.join("another app", "g", heard.append).share(2)
+    joined(hub, heard.append)
+    joined(hub, heard.append, group="h").share(1)
+    joined(hub, heard.append, application="another app").share(2)
     assert heard == []
 
 
 def test_what_is_heard_last_is_how_it_is_whoever_shares_at_the_same_time() -> None:
     hub = AlignmentHub()
     heard: list[int | None] = []
-    hub.join("app", "g", heard.append)
-    sharing = [hub.join("app", "g", lambda watermark_ms: None) for _ in range(4)]
+    joined(hub, heard.append)
+    sharing = [hub.join("app", "g") for _ in range(4)]
 
     def share(number: int) -> None:
         for watermark_ms in range(300):
@@ -98,7 +117,7 @@ class Query:
         self.group = AlignmentGroup("g", {"source": drift_ms}, parallelism=1)
         self.bound_ms: int | None = None
         self.heard: list[OthersMoved] = []
-        self.membership = hub.join("app", "g", lambda watermark_ms: self.heard.append(OthersMoved(watermark_ms)))
+        self.membership = joined(hub, lambda watermark_ms: self.heard.append(OthersMoved(watermark_ms)))
 
     def notify(self, event: Event) -> None:
         for action in self.group.handle(event, 0):

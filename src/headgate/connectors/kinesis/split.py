@@ -145,4 +145,4 @@ STATE_SERIALIZER: VersionedSerializer[KinesisState] = VersionedSerializer(
     upgrades={1: _readers_not_known, 2: dict},
 )
 """Version 1 since 0.2.0; version 2, which knows who has the assigned shards, since 0.3.0; version 3, which
-distinguishes ended shards from finished ones, since 0.6.0: nobody reads again what ended before an older one's state."""
+distinguishes ended shards from finished ones, since 0.6.0: what an older state has is finished."""

@@ -9,7 +9,8 @@ A reader votes with what it reported last. Each execution of a reader reports on
 vote; until all readers of the query have, those that have not hold the group as if they had a split without a
 watermark. One that failed keeps its vote until it is back and reports anew: what it reads again is not to be overtaken
 meanwhile. Without any vote there is no bound (`MAX_WATERMARK_MS`). Sources of a group may have different drifts. Other
-queries of the application take part through their minimum (`OthersMoved`).
+queries of the application take part through their minimum (`OthersMoved`), and wait for this one where it stood last
+while it is restarted or rescaled; but not longer than `_GONE_MS`, while no reader is there: then it counts as gone.
 
 The group is *awaiting* from the first reader that comes until all have reported. Afterwards the minimum is *announced*,
 or that is *put off*. What comes of a reader that failed, or has never come, is *stale*.
@@ -37,6 +38,8 @@ _HELD_MS = 60_000
 """How long the minimum stands still before it is looked who waits, and between two warnings."""
 _LOOK_AGAIN_MS = 10_000
 """After this time, if nobody waited so far."""
+_GONE_MS = 300_000
+"""How long other queries wait for one without a reader."""
 
 # What happened.
 
@@ -79,7 +82,7 @@ class OthersMoved(msgspec.Struct, frozen=True):
 
 
 class TimePassed(msgspec.Struct, frozen=True):
-    """Somebody may hold the group back for long."""
+    """Somebody may hold the group back for long, or be gone for long; comes first when the query starts."""
 
 
 Event = ReaderJoined | ReaderReported | ReaderPaused | ReaderLost | OthersMoved | TimePassed
@@ -107,6 +110,12 @@ class ShareMinimum(msgspec.Struct, frozen=True):
     watermark_ms: int | None
 
 
+class WarnOfAbsence(msgspec.Struct, frozen=True):
+    """The query has had no reader for so long that other queries wait for it no longer."""
+
+    absent_ms: int
+
+
 class WarnOfHolder(msgspec.Struct, frozen=True):
     """A split has held the group back for a minute and others wait.
 
@@ -119,7 +128,7 @@ class WarnOfHolder(msgspec.Struct, frozen=True):
     held_ms: int
 
 
-Action = Announce | ShareMinimum | WarnOfHolder
+Action = Announce | ShareMinimum | WarnOfAbsence | WarnOfHolder
 
 
 _Key = tuple[str, int]
@@ -160,8 +169,8 @@ class AlignmentGroup(Machine):
     # fmt: off
     TRANSITIONS = (
         Row("new",                 ReaderJoined,   "awaiting", [Announce, ShareMinimum], "all others are awaited"),
-        Row("awaiting, announced", ReaderJoined,   SAME, [Announce, Maybe(WarnOfHolder)],
-            "new or again: its vote stays what it was"),
+        Row("awaiting, announced", ReaderJoined,   SAME, [Announce, Maybe(ShareMinimum), Maybe(WarnOfHolder)],
+            "new or again: its vote stays what it was, and counts again"),
         Row("put off",             ReaderJoined,   SAME, [Announce]),
         Row("put off",             ReaderJoined,   "announced", [Announce, Maybe(WarnOfHolder)], when="due"),
         Row("awaiting",            ReaderReported, SAME, [Maybe(Announce), Maybe(WarnOfHolder)],
@@ -190,11 +199,13 @@ class AlignmentGroup(Machine):
         Row("put off",             OthersMoved,    SAME, [Maybe(Announce)]),
         Row("put off",             OthersMoved,    "announced", [Maybe(Announce), Maybe(WarnOfHolder)],
             "due, or the minimum fell"),
-        Row("new",                 TimePassed,     SAME, by="_on_nothing"),
-        Row("awaiting, announced", TimePassed,     SAME, [Maybe(WarnOfHolder)], by="_on_nothing"),
-        Row("put off",             TimePassed,     SAME, by="_on_nothing"),
-        Row("put off",             TimePassed,     "announced", [Maybe(Announce), Maybe(WarnOfHolder)], when="due",
-            by="_on_nothing"),
+        Row("new",                 TimePassed,     SAME, [Maybe(ShareMinimum), Maybe(WarnOfAbsence)],
+            "who was there in an earlier run"),
+        Row("awaiting, announced", TimePassed,     SAME,
+            [Maybe(ShareMinimum), Maybe(WarnOfAbsence), Maybe(WarnOfHolder)], "nobody has been here for long"),
+        Row("put off",             TimePassed,     SAME),
+        Row("put off",             TimePassed,     "announced",
+            [Maybe(ShareMinimum), Maybe(WarnOfAbsence), Maybe(Announce), Maybe(WarnOfHolder)], when="due"),
         Row("new",                 Stale,          SAME, by="_on_nothing"),
         Row("awaiting, announced", Stale,          SAME, [Maybe(WarnOfHolder)], by="_on_nothing"),
         Row("put off",             Stale,          SAME, by="_on_nothing"),
@@ -221,6 +232,9 @@ class AlignmentGroup(Machine):
         self._quiet_until_ms = 0
         self._own_ms: int | None = None  # the minimum of this query's readers
         self._shared_ms: int | None = None
+        self._here = 0  # how many readers are
+        self._gone_at_ms: int | None = None  # when the query counts as gone; None: somebody is here, or it is
+        self._is_gone = False
 
     @property
     def minimum_ms(self) -> int | None:
@@ -232,6 +246,8 @@ class AlignmentGroup(Machine):
         times = [] if self._minimum_ms is None else [self._look_at_ms]
         if self._announced_ms != self._minimum_ms:
             times.append(self._quiet_until_ms)
+        if self._gone_at_ms is not None:
+            times.append(self._gone_at_ms)
         return min(times, default=None)
 
     def kind_of(self, event: Event) -> type:
@@ -250,6 +266,10 @@ class AlignmentGroup(Machine):
     def follow_up(self, event: Event, now_ms: int) -> list[Action]:
         """Return what is to be announced, shared and warned of where the votes are now."""
         self._note_minimum(now_ms)
+        if self._here:
+            self._gone_at_ms, self._is_gone = None, False
+        elif self._gone_at_ms is None and not self._is_gone:
+            self._gone_at_ms = now_ms + _GONE_MS
         joined = (event.source, event.subtask) if isinstance(event, ReaderJoined) else None
         actions = [*self._announce(joined, now_ms), *self._share(), *self._warn(now_ms)]
         if self._readers:
@@ -269,7 +289,9 @@ class AlignmentGroup(Machine):
         if self._is_awaiting:
             votes.append(MIN_WATERMARK_MS)
         own_ms = min(votes, default=None)
-        assert self._shared_ms == own_ms
+        assert self._shared_ms == (None if self._is_gone else own_ms)
+        assert self._here == sum(reader.is_here for reader in self._readers.values())
+        assert not (self._is_gone and self._here)
         assert self._minimum_ms == min(votes if self._others_ms is None else [*votes, self._others_ms], default=None)
         assert len(self._heap) <= 2 * len(self._readers) + 2
         lowest = self._two_lowest()
@@ -287,6 +309,7 @@ class AlignmentGroup(Machine):
 
     def _on_reader_joined(self, event: ReaderJoined, now_ms: int) -> list[Action]:
         reader = self._readers.setdefault((event.source, event.subtask), _Reader())
+        self._here += not reader.is_here
         reader.is_here, reader.has_paused, reader.announced = True, False, None
         return []
 
@@ -309,12 +332,20 @@ class AlignmentGroup(Machine):
         return []
 
     def _on_reader_lost(self, event: ReaderLost, now_ms: int) -> list[Action]:
-        self._readers[event.source, event.subtask].is_here = False
+        reader = self._readers[event.source, event.subtask]
+        self._here -= reader.is_here
+        reader.is_here = False
         return []
 
     def _on_others_moved(self, event: OthersMoved, now_ms: int) -> list[Action]:
         self._others_ms = event.watermark_ms
         return []
+
+    def _on_time_passed(self, event: TimePassed, now_ms: int) -> list[Action]:
+        if self._gone_at_ms is None or now_ms < self._gone_at_ms:
+            return []
+        self._gone_at_ms, self._is_gone, self._shared_ms = None, True, None
+        return [ShareMinimum(None), WarnOfAbsence(_GONE_MS)]  # whatever an earlier run shared
 
     def _on_nothing(self, event: Event, now_ms: int) -> list[Action]:
         return []
@@ -400,7 +431,7 @@ class AlignmentGroup(Machine):
         return actions
 
     def _share(self) -> list[Action]:
-        if self._own_ms == self._shared_ms:
+        if self._own_ms == self._shared_ms or self._is_gone:
             return []
         self._shared_ms = self._own_ms
         return [ShareMinimum(self._own_ms)]

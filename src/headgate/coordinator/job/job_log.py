@@ -11,6 +11,14 @@ from headgate.coordinator.alignment import alignment_group as al
 from headgate.coordinator.job import scheduler_events as sch
 
 
+def absent_from(group: str, absence: al.WarnOfAbsence) -> str:
+    """Return that other queries wait for this one no longer."""
+    return (
+        f"The query has had no reader for {absence.absent_ms // 1000} s. Other queries of the alignment group "
+        f"{group!r} wait for it no longer; they will again when it reads."
+    )
+
+
 def held_by(group: str, holder: al.WarnOfHolder) -> str:
     """Return who has held an alignment group back for long, and what can be done."""
     if not holder.source:

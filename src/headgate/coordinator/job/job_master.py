@@ -29,7 +29,7 @@ from headgate.checkpoint.manifest import Manifest
 from headgate.coordinator.alignment import alignment_group as al
 from headgate.coordinator.job import job_events as job
 from headgate.coordinator.job import scheduler_events as sch
-from headgate.coordinator.job.job_log import held_by, sentence, trouble
+from headgate.coordinator.job.job_log import absent_from, held_by, sentence, trouble
 from headgate.coordinator.job.job_plan import JobOptions, JobPlan
 from headgate.coordinator.job.job_status import JobStatus, SlotInfo, SourceInfo
 from headgate.coordinator.job.regions import Region, Regions
@@ -126,6 +126,7 @@ class JobMaster:
         self._recovering: set[SubtaskId] = set()  # whose recovered rows are not all processed
         self._requests: set[int] = set()  # that were not answered
         self._job: int | None = None  # that was submitted and has not ended
+        self._is_rescaled = False  # by the last checkpoint, if it completes
         self._state = "open"
         self._beat_ms: int | None = None
         self._beat_every_ms = max(1, options.scheduler.heartbeat_timeout_ms // 4)
@@ -213,6 +214,8 @@ class JobMaster:
         self._beat_ms = self._now_ms + self._beat_every_ms
         self._notify_checkpoints(cp.CheckpointingStarted())
         self._notify_scheduler(event)
+        for group in self._groups.values():
+            self._notify_group(group, al.TimePassed())
 
     def _on_slot_message_received(self, event: job.SlotMessageReceived) -> None:
         envelope, connection = event.envelope, event.connection
@@ -475,8 +478,10 @@ class JobMaster:
                 self._send(slot, msg.ShutDownSlot())
         if self._state == "open":
             self._state = "releasing"
-            # Slots may take long to end, and nobody is to wait for them.
-            self._out.extend(job.ShareMinimum(group, None) for group in self._groups)
+            if self._is_rescaled and self._checkpoints.is_past_the_last:
+                self._lose_readers(self._aligned)  # those of the next run take their places: others wait for them
+            else:  # slots may take long to end, and nobody is to wait for them
+                self._out.extend(job.ShareMinimum(group, None) for group in self._groups)
             self._notify_sources(dict.fromkeys(self._sources, src.SourceClosed()))
 
     def _on_query_over(self, action: sch.QueryOver) -> None:
@@ -562,7 +567,11 @@ class JobMaster:
         self._send(action.subtask, message)
 
     def _share_minimum(self, group: al.AlignmentGroup, action: al.ShareMinimum) -> None:
-        self._out.append(job.ShareMinimum(group.group, action.watermark_ms))
+        if self._state == "open" or action.watermark_ms is None:  # who ends votes no longer
+            self._out.append(job.ShareMinimum(group.group, action.watermark_ms))
+
+    def _warn_of_absence(self, group: al.AlignmentGroup, action: al.WarnOfAbsence) -> None:
+        self._log("warning", absent_from(group.group, action))
 
     def _warn_of_holder(self, group: al.AlignmentGroup, action: al.WarnOfHolder) -> None:
         self._log("warning", held_by(group.group, action))
@@ -589,9 +598,8 @@ class JobMaster:
 
     def _send_barriers(self, action: cp.SendBarriers) -> None:
         # A savepoint holds no rows on their way; who is rescaled takes them along.
-        may_pass = action.kind is CheckpointKind.CHECKPOINT or (
-            action.kind is CheckpointKind.SUSPEND and not action.location
-        )
+        self._is_rescaled = action.kind is CheckpointKind.SUSPEND and not action.location
+        may_pass = action.kind is CheckpointKind.CHECKPOINT or self._is_rescaled
         unaligned = may_pass and self._options.unaligned and self._plan.is_connected
         for status in self._scheduler.deployed():
             if self._sources.keys().isdisjoint(self._plan.stages[status.subtask.stage]):

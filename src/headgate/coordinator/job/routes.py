@@ -150,8 +150,9 @@ ROUTES = (
     Route("CheckpointCoordinator", cp.QuerySuspended, ("scheduler",), "_on_query_suspended"),
     Route("CheckpointCoordinator", cp.CheckpointFailureLimitReached, ("scheduler",), "_on_failure_limit"),
     Route("AlignmentGroup", al.Announce, ("slots",), "_announce"),
-    Route("AlignmentGroup", al.ShareMinimum, ("outside",), "_share_minimum", state="open"),
-    Route("AlignmentGroup", al.ShareMinimum, why="we vote no longer", state="releasing, over"),
+    Route("AlignmentGroup", al.ShareMinimum, ("outside",), "_share_minimum", state="open, releasing"),
+    Route("AlignmentGroup", al.ShareMinimum, why="we vote no longer", state="over"),
+    Route("AlignmentGroup", al.WarnOfAbsence, ("outside",), "_warn_of_absence"),
     Route("AlignmentGroup", al.WarnOfHolder, ("outside",), "_warn_of_holder"),
 )
 # fmt: on

@@ -23,7 +23,7 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, assert_never
 
@@ -40,7 +40,7 @@ from headgate.coordinator.job.job_plan import JobOptions, JobPlan
 from headgate.coordinator.slots.slots import job_and_attempt
 from headgate.coordinator.sources import source_events as src
 from headgate.coordinator.sources.write_ahead_log import WriteAheadLog
-from headgate.driver.alignment_hub import HUB, Membership
+from headgate.driver.alignment_hub import Membership
 from headgate.driver.enumerator_thread import EnumeratorThread
 from headgate.driver.slot_threads import SlotThreads
 from headgate.errors import HeadgateError, InternalError, OptionError, SinkError, StoredStateError
@@ -104,6 +104,8 @@ class QueryDriver:
         What the machine is made of.
     storage, ownership
         The checkpoint location, which this run owns.
+    memberships
+        The query's, by alignment group: they outlast the run.
     on_end
         Called once, on the driver's thread, with the error that ended the run, or None.
     on_progress
@@ -119,6 +121,7 @@ class QueryDriver:
         settings: RunSettings,
         storage: CheckpointStorage,
         ownership: Ownership,
+        memberships: Mapping[str, Membership],
         on_end: Callable[[HeadgateError | None], None],
         on_progress: Callable[[Any], None],
     ) -> None:
@@ -128,6 +131,7 @@ class QueryDriver:
         self._settings = settings
         self._storage = storage
         self._ownership = ownership
+        self._memberships = memberships
         self._on_end = on_end
         self._on_progress = on_progress
         self._name = definition.name or plan.query_id[:8]
@@ -148,7 +152,6 @@ class QueryDriver:
         # On the driver's thread only:
         self._enumerators: dict[str, EnumeratorThread] = {}
         self._jobs: dict[int, SlotJob | SlotThreads] = {}
-        self._memberships: dict[str, Membership] = {}  # by alignment group
         self._error: HeadgateError | None = None
         self._over = False
         self._stopping = False
@@ -214,7 +217,7 @@ class QueryDriver:
     def _run(self) -> None:
         set_thread_context(query=self._name)
         try:
-            self._join_groups()
+            self._listen_to_groups()
             while not self._over:
                 self._handle(self._next_event())
         except Exception as error:
@@ -229,14 +232,11 @@ class QueryDriver:
             self._log("info", "The run is over." if self._error is None else f"The run failed: {describe(self._error)}")
             self._on_end(self._error)
 
-    def _join_groups(self) -> None:
-        """Meet the other queries of the application that share alignment groups with this one."""
-        alignments = [source.alignment for source in self._plan.sources.values()]
-        for group in dict.fromkeys(alignment.group for alignment in alignments if alignment is not None):
-            self._memberships[group] = HUB.join(
-                str(self._spark.sparkContext.applicationId),
-                group,
-                lambda watermark_ms, group=group: self._inbox.put(jm.OthersMoved(group, watermark_ms)),  # type: ignore[misc]
+    def _listen_to_groups(self) -> None:
+        """Hear of the other queries of the application that share alignment groups with this one."""
+        for group, membership in self._memberships.items():
+            membership.listen(
+                lambda watermark_ms, group=group: self._inbox.put(jm.OthersMoved(group, watermark_ms))  # type: ignore[misc]
             )
 
     def _next_event(self) -> jm.Event:
@@ -473,8 +473,8 @@ class QueryDriver:
         self._inbox.put(jm.SlotMessageReceived(connection, envelope))
 
     def _close(self) -> None:
-        for membership in self._memberships.values():  # first: others wait for this query
-            membership.leave()
+        for membership in self._memberships.values() if self._error is not None else ():
+            membership.share(None)  # first: others wait for this query
         self._server.close()
         for uid in list(self._enumerators):
             self._stop_enumerator(uid)

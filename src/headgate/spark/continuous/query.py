@@ -24,9 +24,10 @@ from headgate.checkpoint.manifest import Manifest
 from headgate.checkpoint.ownership import Ownership
 from headgate.checkpoint.restore import restore
 from headgate.checkpoint.storage import CheckpointStorage
-from headgate.coordinator.job.job_plan import JobOptions
+from headgate.coordinator.job.job_plan import JobOptions, JobPlan
 from headgate.coordinator.job.restart_strategy import ExponentialDelay, RestartOptions
 from headgate.coordinator.job.scheduler import SchedulerOptions
+from headgate.driver.alignment_hub import HUB, Membership
 from headgate.driver.job_plans import job_plan
 from headgate.errors import HeadgateError, OptionError, StoredStateError
 from headgate.event_log import OPTION, configure, log_event
@@ -95,6 +96,7 @@ class ContinuousQuery:
         self._exports = False  # whether exporters know of it
         self._endpoint: Endpoint | None = None  # where it is served, from its first run on
         self._autoscaler: QueryAutoscaler | None = None
+        self._memberships: dict[str, Membership] = {}  # by alignment group, from its first run on
         self._changing = threading.Lock()  # held by stop and rescale
         self._lock = threading.Lock()
         # Guarded by _lock:
@@ -444,6 +446,7 @@ class ContinuousQuery:
             self._run_settings(ownership.run),
             self._storage,
             ownership,
+            self._join_groups(plan),
             on_end=self._on_run_ended,
             on_progress=progress.take,
         )
@@ -461,6 +464,14 @@ class ContinuousQuery:
         if stop:  # while there was no run to stop
             driver.stop()
         progress.started()
+
+    def _join_groups(self, plan: JobPlan) -> dict[str, Membership]:
+        """Meet the other queries of the application that share alignment groups with this one, for all runs."""
+        alignments = [source.alignment for source in plan.sources.values()]
+        for group in dict.fromkeys(alignment.group for alignment in alignments if alignment is not None):
+            if group not in self._memberships:
+                self._memberships[group] = HUB.join(str(self._spark.sparkContext.applicationId), group)
+        return self._memberships
 
     def _serve(self) -> None:
         """Let the dashboard show the query, from its first run on."""
@@ -575,6 +586,8 @@ class ContinuousQuery:
             self._state_changed.notify_all()
 
     def _leave(self) -> None:
+        for membership in self._memberships.values():
+            membership.leave()
         live_queries.leave(self._storage.store.path(""), self)
         if self._exports:
             exporters.end(self._definition.options)

@@ -20,6 +20,7 @@ from headgate.coordinator.alignment.alignment_group import (
     ReaderReported,
     ShareMinimum,
     TimePassed,
+    WarnOfAbsence,
     WarnOfHolder,
 )
 from headgate.source.watermark import MAX_WATERMARK_MS, MIN_WATERMARK_MS
@@ -329,6 +330,32 @@ def test_another_query_may_be_who_holds_or_who_waits(others_ms: int, expected: t
     assert warned(group, MINUTE_MS) == [WarnOfHolder(*expected, MINUTE_MS)]
 
 
+# -- while nobody is here ---------------------------------------------------------------------------------------------
+
+
+def test_others_wait_for_a_query_whose_readers_failed_where_it_stood_but_not_for_ever() -> None:
+    group = group_at(100)
+    assert group(ReaderLost("a", 0), ReaderLost("a", 1)) == []
+    group.now_ms += 5 * MINUTE_MS - 1
+    assert ShareMinimum(None) not in group(TimePassed())
+    group.now_ms += 1
+    assert group.machine.next_time_ms() == group.now_ms
+    assert group(TimePassed())[:2] == [ShareMinimum(None), WarnOfAbsence(5 * MINUTE_MS)]
+    assert group(OthersMoved(700)) == []
+    assert ShareMinimum(100) in group(joined(1)), "its vote stays what it was"
+    group.now_ms += 10 * MINUTE_MS
+    assert ShareMinimum(None) not in group(TimePassed()), "one reader is here"
+
+
+def test_what_an_earlier_run_shared_is_void_when_no_reader_comes() -> None:
+    group = Group()
+    assert group(TimePassed()) == []
+    group.now_ms = 5 * MINUTE_MS
+    assert group(TimePassed()) == [ShareMinimum(None), WarnOfAbsence(5 * MINUTE_MS)]
+    assert group(TimePassed()) == []
+    assert ShareMinimum(MIN_WATERMARK_MS) in group(joined(0))
+
+
 # -- its table ------------------------------------------------------------------------------------------------------
 
 
@@ -343,6 +370,7 @@ def test_the_table_is_what_the_machine_does(monkeypatch: pytest.MonkeyPatch) -> 
         for event in happen:
             yield event
             yield Later(event, by_ms=MINUTE_MS)
+        yield Later(TimePassed(), by_ms=5 * MINUTE_MS)
 
     explore(
         lambda: AlignmentGroup("g", {"a": 10}, parallelism=2), events, depth=8, limit=2500,

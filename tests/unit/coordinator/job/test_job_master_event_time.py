@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from headgate.checkpoint import checkpoint_events as cp
 from headgate.coordinator.job import scheduler_events as sch
 from headgate.coordinator.job.job_events import (
     ForSource,
@@ -18,7 +19,8 @@ from headgate.coordinator.job.job_events import (
 )
 from headgate.coordinator.sources import source_events as src
 from headgate.protocol import messages as msg
-from headgate.protocol.state import SplitState
+from headgate.protocol.messages import CheckpointKind
+from headgate.protocol.state import SplitState, SubtaskState
 from headgate.source.watermark import MAX_WATERMARK_MS, MIN_WATERMARK_MS, WatermarkAlignment
 from tests.unit.coordinator.job.job_world import FAILED, World
 from tests.unit.coordinator.job.test_job_master import Master, kinds, messages, options
@@ -171,6 +173,38 @@ def test_when_the_query_ends_nobody_waits_for_it_while_its_slots_end() -> None:
     assert ShareMinimum("g", None) in master(StopRequested(), 50)
     assert "ShareMinimum" not in kinds(report(master, 1, 200))
     assert "ShareMinimum" not in kinds(master(OthersMoved("g", 7), 60))
+
+
+def suspended(master: Master, location: str = "") -> list[Any]:
+    """Let the last checkpoint complete; return what follows its commit."""
+    master(cp.CheckpointRequested(1, CheckpointKind.SUSPEND, location), 50)
+    master(TimePassed(), 50)
+    master.from_source(src.EnumeratorSnapshotted(1, 1, b"s"), now_ms=60)
+    master.from_source(src.LogAppended(2), now_ms=60)
+    acknowledged = msg.CheckpointAcknowledged(stage=0, execution=1, checkpoint_id=1, state=SubtaskState())
+    master.hear(1, acknowledged, 70)
+    master(cp.ManifestWritten(1, 10), 80)
+    if location:
+        master(cp.ManifestWritten(1, 10), 80)  # that of the query's own folder, too
+    return master(cp.Committed(1, {}), 90)
+
+
+def test_a_query_that_is_rescaled_stays_in_its_group_where_it_was() -> None:
+    """The votes of its next run take the place of this one's; slots that do not end hold nobody for ever."""
+    master = aligned(1)
+    report(master, 1, 100)
+    released = suspended(master)
+    assert "ShutDownSlot" in kinds(released) and "ShareMinimum" not in kinds(released)
+    assert "ShareMinimum" not in kinds(report(master, 1, 400))
+    *_, share, warning = master(TimePassed(), 90 + 300_000)
+    assert share == ShareMinimum("g", None)
+    assert "no reader for 300 s" in warning.text and "'g'" in warning.text
+
+
+def test_a_query_that_is_suspended_for_good_leaves_its_group() -> None:
+    master = aligned(1)
+    report(master, 1, 100)
+    assert ShareMinimum("g", None) in suspended(master, "savepoint")
 
 
 def test_after_the_end_other_queries_are_not_heard() -> None:
