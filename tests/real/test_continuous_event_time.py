@@ -218,6 +218,19 @@ def test_two_queries_are_one_group_until_one_is_stopped(spark: SparkSession, tmp
     settle(second, fast=FAST)
 
 
+def test_a_query_that_is_rescaled_holds_the_others_meanwhile(spark: SparkSession, tmp_path: Path) -> None:
+    slow, fast = Rows(spark, tmp_path / "slow", slow=10), Rows(spark, tmp_path / "fast", fast=6000)
+    first = slow.start(slow.aligned(), 1)
+    settle(first, slow=10)
+    second = fast.start(fast.aligned(), 1)
+    settle(second, fast=most(10))
+    first.rescale(2)
+    settle(second, fast=most(10))
+    slow.set_rows("slow", 20)
+    settle(first, slow=20)
+    settle(second, fast=most(20))
+
+
 # A split that waits goes on, whatever happens to the one it waits for.
 
 

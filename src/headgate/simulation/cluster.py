@@ -22,12 +22,12 @@ from headgate.coordinator.job import scheduler_events as sch
 from headgate.coordinator.job.job_master import JobMaster
 from headgate.coordinator.job.job_plan import JobPlan
 from headgate.coordinator.slots.slots import ATTEMPT_BITS
-from headgate.driver.alignment_hub import AlignmentHub, Membership
 from headgate.driver.job_plans import job_plan
 from headgate.errors import StoredStateError
 from headgate.graph.stage_graph import QueryDefinition
 from headgate.operators.key_hash import key_groups
 from headgate.protocol.messages import CheckpointKind, Deploy, Envelope, ErrorReport, SubtaskProgress, TriggerCheckpoint
+from headgate.simulation.application import Application
 from headgate.simulation.autoscaling import SimulatedAutoscaler
 from headgate.simulation.clockwork import Clockwork, Process
 from headgate.simulation.data_network import DataNetwork
@@ -35,7 +35,6 @@ from headgate.simulation.driver_process import DriverProcess
 from headgate.simulation.durable import Row, Storage, Table
 from headgate.simulation.invariants import Invariants
 from headgate.simulation.network import Connection, Network
-from headgate.simulation.other_query import APPLICATION, OtherQuery
 from headgate.simulation.scenario import Fault, Scenario
 from headgate.simulation.scripted_query import ScriptedSink, definition_of
 from headgate.simulation.scripted_reader import ScriptedReader
@@ -138,13 +137,8 @@ class Cluster:
         self.others_ms: int | None = None
         """The vote of the application's other queries in the alignment group."""
         self.others_since_ms = 0
-        self._hub = AlignmentHub()
-        self._membership: Membership | None = None  # of the query, over its runs
-        self._other_query = (
-            None
-            if scenario.alignment_group is None
-            else OtherQuery(self, self._hub, scenario.alignment_group, scenario.neighbour)
-        )
+        group = scenario.alignment_group
+        self.application = None if group is None else Application(self, group, scenario.neighbour)
         self.autoscaler = None if scenario.autoscaler is None else SimulatedAutoscaler(self, scenario.autoscaler)
         self._violation: ErrorReport | None = None
         self._requests = self._drain = 0
@@ -161,8 +155,8 @@ class Cluster:
         for fault in self.scenario.faults:
             self.clock.at(fault.at_ms, self.world, self._fault, fault)
         self.clock.at(self.scenario.phase_ms, self.world, self._calm_down)
-        if self._other_query is not None:
-            self._other_query.start()
+        if self.application is not None:
+            self.application.start()
         self.start_run(self.scenario.parallelism)
         if self.autoscaler is not None:
             self.autoscaler.start()
@@ -441,7 +435,8 @@ class Cluster:
         if self.autoscaler is not None:
             self.autoscaler.run_began(parallelism)
         self.driver = DriverProcess(self, plan, None if found is None else restore(found, plan), storage)
-        self._listen_to_group(self.driver)
+        if self.application is not None:
+            self.application.run_began(self.driver)
         self.driver.start()
 
     def _newest(self, storage: CheckpointStorage) -> Manifest | None:
@@ -467,9 +462,8 @@ class Cluster:
 
     def _end_driver(self, driver: DriverProcess) -> None:
         driver.alive = False
-        if not self.is_rescaled and self._membership is not None:
-            self._membership.leave()
-            self._membership = None
+        if not self.is_rescaled and self.application is not None:
+            self.application.leave()
         for enumerator in driver.enumerators.values():
             enumerator.alive = False
         for connection in self.network.connections:
@@ -529,22 +523,6 @@ class Cluster:
     def others_vote(self) -> None:
         """Note that they are about to: nobody has read since, and they may be the slowest by now."""
         self.invariants.check_paused()
-
-    def share_minimum(self, watermark_ms: int | None) -> None:
-        """Share the minimum of the query's readers with the application's other queries."""
-        assert self._membership is not None
-        self._membership.share(watermark_ms)
-
-    def _listen_to_group(self, driver: DriverProcess) -> None:
-        """Let a run hear of the other queries, as an event for its driver, which is another thread of the process."""
-        group = self.scenario.alignment_group
-        if group is None:
-            return
-        if self._membership is None:
-            self._membership = self._hub.join(APPLICATION, group)
-        self._membership.listen(
-            lambda watermark_ms: self.clock.after(1, driver, driver.notify, jm.OthersMoved(group, watermark_ms))
-        )
 
     # Phases.
 

@@ -152,7 +152,7 @@ class DriverProcess(Process):
             case jm.ShowProgress(subtask=subtask, progress=progress):
                 cluster.progress_shown(subtask, progress)
             case jm.ShareMinimum(watermark_ms=watermark_ms):
-                cluster.share_minimum(watermark_ms)
+                cluster.application.share(watermark_ms)
             case jm.ShowCheckpoint() | jm.Log():
                 pass
             case sch.SubmitJob(submission=submission):

@@ -68,6 +68,7 @@ class World(Protocol):
     slots: list[Any]
     driver: Any
     world: Process
+    application: Any
     acting: Any
     pending: PendingFaults
     moved: dict[int, int]
@@ -164,9 +165,6 @@ class World(Protocol):
 
     def others_vote(self) -> None:
         """Note that the application's other queries are about to vote."""
-
-    def share_minimum(self, watermark_ms: int | None) -> None:
-        """Share the minimum of the query's readers with the application's other queries."""
 
     def query_failed(self, driver: Any, error: ErrorReport) -> None:
         """Note that the query has given up."""
