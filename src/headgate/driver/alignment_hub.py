@@ -1,10 +1,11 @@
 """Where the queries of one Spark application meet in an alignment group: each hears the minimum of the others.
 
-Never: decide how far anybody may read (`headgate.coordinator.alignment` does), or hold a group for a query that ended.
+Never: decide how far anybody may read, or for how long a query without readers counts (`headgate.coordinator.alignment`
+does).
 
 All queries of an application run in its driver process, so this is a table in memory. A query is a member from `join`
-until `Membership.leave`, over all its runs: what it shared last counts until its next run shares something. Without
-having shared anything it has no vote.
+until `Membership.leave`, over all its runs: what it shared last counts, between two runs as well. Without having shared
+anything it has no vote.
 
 Follows FLIP-182 across queries (membership ends with the query).
 """

@@ -38,7 +38,6 @@ class Application:
         self._hub = AlignmentHub()
         self._simulated: Membership | None = None  # over all runs of the query
         self._other = self._hub.join(_APPLICATION, group)
-        self._hub.join(_APPLICATION, group).listen(self._on_moved)  # votes never, and hears of both
 
     def start(self) -> None:
         """Let the other query begin to vote when its script says so."""
@@ -56,8 +55,11 @@ class Application:
         )
 
     def share(self, watermark_ms: int | None) -> None:
-        """Share the minimum of the simulated query's readers."""
+        """Share the minimum of the simulated query's readers; the group waits for one that is rescaled."""
         assert self._simulated is not None
+        assert watermark_ms is not None or not self._cluster.is_rescaled, (
+            "other queries of the alignment group do not wait for this one, which is being rescaled"
+        )
         self._simulated.share(watermark_ms)
 
     def leave(self) -> None:
@@ -76,10 +78,3 @@ class Application:
         self._other.share(cluster.others_ms)
         if cluster.others_ms is not None:
             cluster.clock.after(NEIGHBOUR_PERIOD_MS, cluster.world, self._vote, script)
-
-    def _on_moved(self, watermark_ms: int | None) -> None:
-        """Check that the group waits for a query that is rescaled."""
-        is_alone = watermark_ms is None or watermark_ms == self._cluster.others_ms
-        assert not (is_alone and self._cluster.is_rescaled), (
-            "other queries of the alignment group do not wait for this one, which is being rescaled"
-        )

@@ -516,7 +516,7 @@ class Cluster:
 
     @property
     def is_rescaled(self) -> bool:
-        """Whether the query goes on with another run, after the last checkpoint of this one."""
+        """Whether the query goes on with another run, and this one's slots are ending."""
         driver = self.driver
         return driver is not None and driver.is_suspended and not (driver.stopped or driver.failed)
 

@@ -20,7 +20,7 @@ from headgate.coordinator.job.job_master import JobMaster
 from headgate.coordinator.job.job_plan import JobPlan
 from headgate.coordinator.sources import source_events as src
 from headgate.errors import StoredStateError
-from headgate.protocol.messages import CheckpointKind, Envelope
+from headgate.protocol.messages import CheckpointKind, Envelope, ShutDownSlot
 from headgate.simulation.announcements import Announcements
 from headgate.simulation.clockwork import Process
 from headgate.simulation.enumerator_process import EnumeratorProcess
@@ -92,7 +92,8 @@ class DriverProcess(Process):
         self._wake_ms: int | None = None
         self.over = self.failed = self.stopped = False
         self.is_suspended = False
-        """Whether its last checkpoint is complete, after which the query is started again."""
+        """Whether its slots end after a checkpoint after which the query is started again."""
+        self._has_last_checkpoint = False
         self.suspension: int | None = None
         """The request of a checkpoint after which the query is to be started again."""
 
@@ -144,6 +145,8 @@ class DriverProcess(Process):
         cluster = self.cluster
         match action:
             case jm.Transmit(connection=connection, envelope=envelope):
+                if isinstance(envelope.message, ShutDownSlot):
+                    self.is_suspended = self._has_last_checkpoint
                 cluster.send_to_slot(connection, envelope)
             case jm.CloseConnection(connection=connection):
                 cluster.close_connection(connection)
@@ -256,7 +259,7 @@ class DriverProcess(Process):
         if fault:
             self.notify(cp.ManifestWriteFailed(action.checkpoint_id, fault))
         else:
-            self.is_suspended = action.manifest.kind is CheckpointKind.SUSPEND
+            self._has_last_checkpoint = action.manifest.kind is CheckpointKind.SUSPEND
             self.notify(cp.ManifestWritten(action.checkpoint_id, size_bytes))
 
     def _delete(self, checkpoint_id: int) -> None:

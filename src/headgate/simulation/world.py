@@ -161,7 +161,7 @@ class World(Protocol):
 
     @property
     def is_rescaled(self) -> bool:
-        """Whether the query goes on with another run, after the last checkpoint of this one."""
+        """Whether the query goes on with another run, and this one's slots are ending."""
 
     def others_vote(self) -> None:
         """Note that the application's other queries are about to vote."""

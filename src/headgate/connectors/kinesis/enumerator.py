@@ -164,8 +164,7 @@ class KinesisEnumerator(SplitEnumerator[KinesisSplit, KinesisState]):
         readers = self._context.registered_readers
         self._all_registered_once = self._all_registered_once or len(readers) >= self._context.current_parallelism
         if self._all_registered_once:
-            while self._push():
-                pass  # what was read to its end before a restore lets its children follow at once
+            self._push()
 
     def _answer_requests(self) -> None:
         for subtask in [each for each in self._waiting if each in self._context.registered_readers]:
@@ -178,8 +177,8 @@ class KinesisEnumerator(SplitEnumerator[KinesisSplit, KinesisState]):
                 return
             del self._waiting[subtask]
 
-    def _push(self) -> bool:
-        """Assign what may be read; return whether anything was."""
+    def _push(self) -> None:
+        """Assign what may be read."""
         ready = [split.split_id for split in self._table.ready()]
         taken = {split_id: (_GROUP, owner) for split_id, owner in self._table.owners().items() if owner is not None}
         taken.update((split_id, (_GROUP, owner)) for split_id, owner in self._owners.items())
@@ -193,4 +192,3 @@ class KinesisEnumerator(SplitEnumerator[KinesisSplit, KinesisState]):
                 del self._owners[split_id]
         if assignment:
             self._context.assign_splits(assignment)
-        return bool(assignment)

@@ -441,6 +441,9 @@ class AlignmentGroup(Machine):
     def _warn(self, now_ms: int) -> list[Action]:
         if self._minimum_ms is None or now_ms < self._look_at_ms:
             return []
+        if self._is_gone:  # it holds nobody
+            self._look_at_ms = now_ms + _HELD_MS
+            return []
         holder = self._holder()
         is_waited_for = self._is_waited_for(holder)
         self._look_at_ms = now_ms + (_HELD_MS if is_waited_for else _LOOK_AGAIN_MS)

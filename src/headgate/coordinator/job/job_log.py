@@ -14,8 +14,8 @@ from headgate.coordinator.job import scheduler_events as sch
 def absent_from(group: str, absence: al.WarnOfAbsence) -> str:
     """Return that other queries wait for this one no longer."""
     return (
-        f"The query has had no reader for {absence.absent_ms // 1000} s. Other queries of the alignment group "
-        f"{group!r} wait for it no longer; they will again when it reads."
+        f"The query has had no reader for {absence.absent_ms // 1000} s. From now on no other query of the alignment "
+        f"group {group!r} waits for it, until it reads again."
     )
 
 

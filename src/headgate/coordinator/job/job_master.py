@@ -386,6 +386,7 @@ class JobMaster:
         stay = "; slots that live stay" if self._scheduler.keeps_slots else ""
         why = f" They are all, since exchanges connect them{stay}." if self._plan.is_connected else ""
         if isinstance(action, sch.ReportFailure):
+            self._lose_readers(key for key in self._aligned if key[1] in action.restarted)
             restart = _restart(action)
             self._log("warning", trouble(action) + why, slot=restart.slot, stage=restart.stage, subtask=restart.subtask)
             self._out.append(restart)
@@ -478,7 +479,7 @@ class JobMaster:
                 self._send(slot, msg.ShutDownSlot())
         if self._state == "open":
             self._state = "releasing"
-            if self._is_rescaled and self._checkpoints.is_past_the_last:
+            if self._is_rescaled and self._checkpoints.state == "suspended":
                 self._lose_readers(self._aligned)  # those of the next run take their places: others wait for them
             else:  # slots may take long to end, and nobody is to wait for them
                 self._out.extend(job.ShareMinimum(group, None) for group in self._groups)

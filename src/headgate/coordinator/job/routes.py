@@ -65,7 +65,7 @@ def dispatch_of(routes: Iterable[Route]) -> dict[tuple[str, type], str]:
 
 # fmt: off
 ROUTES = (
-    Route("outside", sch.QueryStarted, ("checkpoints", "scheduler"), "_on_query_started",
+    Route("outside", sch.QueryStarted, ("checkpoints", "scheduler", "groups"), "_on_query_started",
         state="open, releasing"),
     Route("outside", job.SlotMessageReceived, ("scheduler", "outside"), "_on_slot_message_received",
         "what is of a slot's own attempt goes on below", state="open, releasing"),
@@ -122,8 +122,8 @@ ROUTES = (
     Route("Scheduler", sch.AnnounceRunning, ("outside", "checkpoints"), "_announce_running"),
     Route("Scheduler", sch.AnnounceNotRunning, ("checkpoints",), "_announce_not_running"),
     Route("Scheduler", sch.AnnounceInputEnded, ("checkpoints",), "_announce_input_ended"),
-    Route("Scheduler", sch.ReleaseSlots, ("slots", "sources", "outside"), "_release"),
-    Route("Scheduler", sch.ReportFailure, ("outside",), "_report"),
+    Route("Scheduler", sch.ReleaseSlots, ("slots", "groups", "sources", "outside"), "_release"),
+    Route("Scheduler", sch.ReportFailure, ("groups", "outside"), "_report"),
     Route("Scheduler", sch.ReportMissingSlots, ("outside",), "_report"),
     Route("SourceCoordinator", src.StartEnumerator, ("outside",), "_for_source"),
     Route("SourceCoordinator", src.CallEnumerator, ("outside",), "_for_source"),

@@ -576,6 +576,8 @@ class ContinuousQuery:
                 self._state_changed.wait(min(1.0, left))
 
     def _finish(self, error: HeadgateError | None) -> None:
+        for membership in self._memberships.values():  # first: others wait for this query
+            membership.leave()
         if self._progress is not None:
             self._progress.end(error)
         if self._autoscaler is not None:

@@ -342,6 +342,9 @@ def test_others_wait_for_a_query_whose_readers_failed_where_it_stood_but_not_for
     assert group.machine.next_time_ms() == group.now_ms
     assert group(TimePassed())[:2] == [ShareMinimum(None), WarnOfAbsence(5 * MINUTE_MS)]
     assert group(OthersMoved(700)) == []
+    for _ in range(3):
+        group.now_ms += MINUTE_MS
+        assert group(TimePassed()) == [], "it holds nobody any more"
     assert ShareMinimum(100) in group(joined(1)), "its vote stays what it was"
     group.now_ms += 10 * MINUTE_MS
     assert ShareMinimum(None) not in group(TimePassed()), "one reader is here"

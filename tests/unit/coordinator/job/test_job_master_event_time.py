@@ -201,6 +201,27 @@ def test_a_query_that_is_rescaled_stays_in_its_group_where_it_was() -> None:
     assert "no reader for 300 s" in warning.text and "'g'" in warning.text
 
 
+def test_a_query_that_fails_after_it_was_suspended_leaves_its_group() -> None:
+    master = aligned(1)
+    report(master, 1, 100)
+    master(cp.CheckpointRequested(1, CheckpointKind.SUSPEND), 50)
+    master(TimePassed(), 50)
+    master.from_source(src.EnumeratorSnapshotted(1, 1, b"s"), now_ms=60)
+    master.from_source(src.LogAppended(2), now_ms=60)
+    acknowledged = msg.CheckpointAcknowledged(stage=0, execution=1, checkpoint_id=1, state=SubtaskState())
+    master.hear(1, acknowledged, 70)
+    master(cp.ManifestWritten(1, 10), 80)
+    assert ShareMinimum("g", None) in master(StopRequested(), 85), "it is not committed"
+
+
+def test_a_query_whose_readers_all_restart_has_none_from_the_failure_on() -> None:
+    master = aligned(1)
+    report(master, 1, 100)
+    master.hear(1, msg.SubtaskFailed(stage=0, execution=1, error=FAILED), 1_000)
+    assert ShareMinimum("g", None) not in master(TimePassed(), 300_999)
+    assert ShareMinimum("g", None) in master(TimePassed(), 301_000)
+
+
 def test_a_query_that_is_suspended_for_good_leaves_its_group() -> None:
     master = aligned(1)
     report(master, 1, 100)

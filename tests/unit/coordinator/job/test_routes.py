@@ -16,9 +16,10 @@ from headgate.coordinator.job.job_master import JobMaster
 from headgate.coordinator.job.routes import ROUTES, STATES, Route, dispatch_of
 from headgate.coordinator.sources import source_events as src
 from headgate.protocol import messages as msg
-from tests.unit.coordinator.job import job_world
+from tests.unit.coordinator.job import job_world, test_job_master
 from tests.unit.coordinator.job.job_world import World
 from tests.unit.coordinator.job.test_job_master import options
+from tests.unit.coordinator.job.test_job_master_event_time import aligned, suspended
 from tests.unit.coordinator.job.test_job_stories import splits
 from tests.unit.coordinator.sources.toy_sources import ToySource
 
@@ -99,6 +100,8 @@ def test_nothing_goes_where_the_table_does_not_say(monkeypatch: pytest.MonkeyPat
         query.lose(0)
         query.pass_time(60_000)
         assert query.over
+    monkeypatch.setattr(test_job_master, "JobMaster", Traced)
+    suspended(aligned(1))
     allowed: dict[type, set[str]] = defaultdict(set)
     for route in ROUTES:
         allowed[route.what].update(route.to)
