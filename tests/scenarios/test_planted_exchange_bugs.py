@@ -175,7 +175,7 @@ def test_flink_37870_one_aligned_connection_that_aligns_all_is_found() -> None:
         kinds = each.first_exchange, each.second_exchange
         return "forward" in kinds and kinds[0] != kinds[1] and None not in kinds and each.row_ms > 0
 
-    first_found(SLOW, 466, {InputGate: AlignsAllOrNone}, of=mixed)
+    first_found(SLOW, 183, {InputGate: AlignsAllOrNone}, of=mixed)
 
 
 class ForgetsStaged(ScriptedWriter):
@@ -444,4 +444,4 @@ class TakesBarriersForRows(ResultPartition):
 
 
 def test_a_barrier_that_waits_for_a_slow_operator_is_found() -> None:
-    first_found(SLOW, 0, {ResultPartition: TakesBarriersForRows}, of=keyed)
+    first_found(SLOW, 3, {ResultPartition: TakesBarriersForRows}, of=keyed)

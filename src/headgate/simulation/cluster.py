@@ -190,6 +190,10 @@ class Cluster:
         """Whether rows may come after the watermark at functions."""
         return self.invariants.excuses_late
 
+    def is_replaced(self, slot: SlotProcess) -> bool:
+        """Return whether another attempt of a slot, or another run, has begun."""
+        return any((each.run, each.attempt) > (slot.run, slot.attempt) for each in self.slots if each.slot == slot.slot)
+
     @property
     def is_quiet(self) -> bool:
         """Whether nothing has gone wrong for long."""

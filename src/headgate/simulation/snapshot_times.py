@@ -16,6 +16,7 @@ from headgate.checkpoint import checkpoint_events as cp
 from headgate.coordinator.job import job_events as jm
 from headgate.coordinator.sources import source_events as src
 from headgate.protocol import messages as msg
+from headgate.runtime.chain import FIRST_ROWS
 from headgate.simulation.subtask_process import SubtaskProcess
 from headgate.simulation.world import World
 
@@ -68,6 +69,9 @@ class SnapshotTimes:
             return
         # Each side of a channel may wait for the time-out; rows that the chain has taken, and what it does upstream.
         waits_ms = 2 * cluster.scenario.alignment_timeout_ms + 3 * cluster.longest_turn_ms
+        first_ms = FIRST_ROWS * cluster.scenario.row_ms  # what the first slice takes
+        if process.execution is not None and began_ms - (process.execution.worked_ms or began_ms) < first_ms:
+            waits_ms += first_ms
         took_ms = now_ms - max(began_ms, ready_ms)
         most_ms = waits_ms + cluster.data.slowest_ms + _MESSAGE_MS
         assert took_ms <= most_ms, (

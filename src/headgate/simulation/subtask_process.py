@@ -76,6 +76,8 @@ class Execution:
         """Whether its input is ended before its splits are."""
         self.passable_ms: int | None = None
         """Since when barriers that pass rows can: it is connected, what it recovers is read, its sink had room."""
+        self.worked_ms: float | None = None
+        """When its functions got rows first: until then it is not known what a row costs."""
         self.at_head_ms: dict[int, int] = {}
         """By checkpoint: since when its barrier is at the head of all channels in which it keeps its place."""
 
@@ -198,7 +200,9 @@ class SubtaskProcess:
 
     def _is_expected(self, error: msg.ErrorReport) -> bool:
         excused = self._cluster.storage.files.excuses(error.error_type, error.message)
-        return excused or error.message.startswith(_EXPECTED)
+        # Who was frozen, and is replaced, may look for files of a checkpoint that is gone meanwhile.
+        late = error.error_type == "CorruptStateError" and self._cluster.is_replaced(self._slot)
+        return excused or late or error.message.startswith(_EXPECTED)
 
     def _on_ended(self, execution: int) -> None:
         self.execution = None
@@ -274,6 +278,8 @@ class SubtaskProcess:
         """See `Surroundings`."""
         scenario = self._cluster.scenario
         row_ms = scenario.source_row_ms if at_source else scenario.row_ms
+        if self.execution is not None and self.execution.worked_ms is None:
+            self.execution.worked_ms = self._work_ms()
         self._worked_ms += rows * (min(row_ms, 5) if self._cluster.calm else row_ms)
 
     def uid_of(self, split_id: str) -> str:

@@ -89,6 +89,9 @@ class World(Protocol):
     def is_quiet(self) -> bool:
         """Whether nothing has gone wrong for long."""
 
+    def is_replaced(self, slot: Any) -> bool:
+        """Return whether another attempt of a slot, or another run, has begun."""
+
     @property
     def excuses_late(self) -> bool:
         """Whether rows may come after the watermark at functions."""
