@@ -188,10 +188,7 @@ class WritesOneByOne(LogSegments):
     """Each record is a write of its own, after all before it."""
 
     def append(self, *records: LogRecord) -> list[src.AppendLog]:
-        if not records or self.is_broken:
-            return []
-        self.number += len(records)
-        return [src.AppendLog(self.segment, self.number, records)]
+        return [*super().append(*records), *self.write_all()]
 
 
 def test_a_log_that_awaits_one_write_after_another_is_found() -> None:

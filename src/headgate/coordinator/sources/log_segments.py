@@ -11,6 +11,8 @@ Follows FLIP-27, "Where to run the enumerator" (write-ahead log).
 
 from __future__ import annotations
 
+from collections import deque
+
 from headgate.coordinator.sources import source_events as src
 from headgate.coordinator.sources.log_records import LogRecord
 
@@ -35,11 +37,10 @@ class LogSegments:
     def begin(self, checkpoint_id: int) -> None:
         """Begin a new log; what is still heard of an older one does not count."""
         self.segment = checkpoint_id
-        self.durable = self.number
+        self.durable = self._ordered = self.number  # a write is under way while these two differ
         self._first_number = self.number + 1
         self._broken_segment: int | None = None  # the last one that misses records
-        self._writing = 0  # the number of the last record of the write that is under way; 0: none is
-        self._waiting: list[src.AppendLog] = []  # by segment
+        self._waiting: deque[tuple[int, list[LogRecord]]] = deque()  # by segment
 
     def begin_segment(self, checkpoint_id: int) -> None:
         """Write what follows into the segment of this checkpoint."""
@@ -50,37 +51,33 @@ class LogSegments:
         if not records or self.is_broken:
             return []
         self.number += len(records)
-        last = self._waiting.pop() if self._waiting and self._waiting[-1].segment == self.segment else None
-        before = () if last is None else last.records
-        self._waiting.append(src.AppendLog(self.segment, self.number, (*before, *records)))
+        if not self._waiting or self._waiting[-1][0] != self.segment:
+            self._waiting.append((self.segment, []))
+        self._waiting[-1][1].extend(records)
         return self._next_write()
 
     def appended(self, number: int) -> list[src.AppendLog]:
         """Note that all up to this number is durable; return what is to be written now."""
         self.durable = max(self.durable, number)
-        if number >= self._writing:
-            self._writing = 0
         return self._next_write()
 
     def write_all(self) -> list[src.AppendLog]:
         """Return all that waits, to be written before the log is read."""
-        waiting, self._waiting = self._waiting, []
-        if waiting:
-            self._writing = waiting[-1].number
-        return waiting
+        return [self._write() for _ in range(len(self._waiting))]
 
     def go_on_without(self) -> None:
         """Wait for no record any longer: it matters only if the enumerator fails before the next checkpoint."""
-        self._broken_segment, self.durable = self.segment, self.number
-        self._writing = 0
+        self._broken_segment = self.segment
+        self.durable = self._ordered = self.number
         self._waiting.clear()
 
     def _next_write(self) -> list[src.AppendLog]:
-        if self._writing or not self._waiting:
-            return []
-        write = self._waiting.pop(0)
-        self._writing = write.number
-        return [write]
+        return [self._write()] if self._waiting and self.durable == self._ordered else []
+
+    def _write(self) -> src.AppendLog:
+        segment, records = self._waiting.popleft()
+        self._ordered += len(records)
+        return src.AppendLog(segment, self._ordered, tuple(records))
 
     def is_older(self, number: int) -> bool:
         """Return whether a record is of a log that was dropped."""
@@ -97,5 +94,5 @@ class LogSegments:
 
     def check(self) -> None:
         """Assert what always holds."""
-        assert self.durable <= self.number
-        assert self._writing or not self._waiting, "records wait, and nothing is being written"
+        assert self.durable <= self._ordered == self.number - sum(len(records) for _, records in self._waiting)
+        assert self.durable < self._ordered or not self._waiting, "records wait, and nothing is being written"

@@ -139,7 +139,7 @@ def events(of: SourceCoordinator) -> Iterator[src.Event | Later]:
         yield Later(src.SourceTimePassed(), by_ms=1)
     for took in (False, True):
         yield src.EnumeratorStarted(current, took)
-    yield src.LogAppended(of._log.number)
+    yield src.LogAppended(of._log._ordered)
     yield src.LogAppendFailed(of._log.number, "full")
     yield src.LogAppendFailed(of._log._first_number - 1, "late")
     first = StateRecord(None, of._completed)
@@ -181,7 +181,7 @@ def test_no_watermark_passes_what_a_reader_that_is_away_may_report() -> None:
     made = machine(reassigns_on_recovery=True)
 
     def announced(event: src.Event) -> dict[int, int | None]:
-        actions = [*made.handle(event, 0), *made.handle(src.LogAppended(made._log.number), 0)]
+        actions = [*made.handle(event, 0), *made.handle(src.LogAppended(made._log._ordered), 0)]
         sent = [each for each in actions if isinstance(each, src.SendToReader)]
         return {
             each.subtask: each.message.event_time_ms for each in sent if isinstance(each.message, msg.UnassignedWork)
@@ -419,7 +419,7 @@ def test_a_failed_reader_is_forgotten_then_its_splits_go_back_and_then_it_may_co
 def test_what_a_completed_checkpoint_holds_does_not_go_back() -> None:
     made = running()
     handled(made, src.SplitsAssigned(1, {0: (A,)}), src.CheckpointStarted(1), src.EnumeratorSnapshotted(1, 1, b"s"))
-    handled(made, src.LogAppended(3), src.BarriersSent(1), src.SplitsAssigned(1, {0: (B,)}))
+    handled(made, src.LogAppended(2), src.LogAppended(3), src.BarriersSent(1), src.SplitsAssigned(1, {0: (B,)}))
     assert handled(made, src.SourceCheckpointCompleted(1)) == [
         src.DropLog(1),
         src.CallEnumerator(1, src.NotifyEnumerator(1)),
@@ -771,7 +771,7 @@ def durable(made: SourceCoordinator) -> list[src.Action]:
     """Return what follows when all that was logged is durable."""
     actions: list[src.Action] = []
     while made._log.durable < made._log.number:
-        actions += handled(made, src.LogAppended(made._log._writing))
+        actions += handled(made, src.LogAppended(made._log._ordered))
     return actions
 
 
