@@ -438,7 +438,6 @@ class JobMaster:
         checkpoint_id = 0 if latest is None else latest.checkpoint_id
         self._resetting[number], self._reset_to[number] = set(self._sources), checkpoint_id
         self._regions.forget(number)
-        self._lose_readers(key for key in self._aligned if key[1] == number)
         self._notify_sources(dict.fromkeys(self._sources, src.ReaderFailed(number, checkpoint_id)))
 
     def _restore_sources(self, action: sch.RestoreSources) -> None:
@@ -446,7 +445,6 @@ class JobMaster:
         self._resetting.clear()
         self._reset_to.clear()
         self._regions.forget_all()
-        self._lose_readers(self._aligned)
         self._notify_sources({uid: self._start_of(uid) for uid in self._sources})
         self._notify_scheduler(sch.SourcesRestored())
 

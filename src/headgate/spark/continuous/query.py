@@ -386,6 +386,7 @@ class ContinuousQuery:
             self._exports = True
             self._start_run()
         except BaseException:
+            self._leave_groups()
             if self._progress is not None:
                 self._progress.abandon()
             self._leave()
@@ -576,8 +577,7 @@ class ContinuousQuery:
                 self._state_changed.wait(min(1.0, left))
 
     def _finish(self, error: HeadgateError | None) -> None:
-        for membership in self._memberships.values():  # first: others wait for this query
-            membership.leave()
+        self._leave_groups()  # first: others wait for this query
         if self._progress is not None:
             self._progress.end(error)
         if self._autoscaler is not None:
@@ -587,9 +587,11 @@ class ContinuousQuery:
             self._ended, self._error = True, error
             self._state_changed.notify_all()
 
-    def _leave(self) -> None:
+    def _leave_groups(self) -> None:
         for membership in self._memberships.values():
             membership.leave()
+
+    def _leave(self) -> None:
         live_queries.leave(self._storage.store.path(""), self)
         if self._exports:
             exporters.end(self._definition.options)

@@ -268,7 +268,7 @@ class BoundedRuntime(RuleBasedStateMachine):
             self.past |= done
             done.clear()
             self.since[subtask].clear()
-        self.harness.enumerator.notify_checkpoint_complete(self.harness._checkpoints)
+        self.harness.complete_checkpoint()
 
     @precondition(lambda self: self.state is not None)
     @rule(parallelism=st.integers(1, 3))

@@ -38,6 +38,15 @@ def harness(of, parallelism=1, state=None, boundedness=Boundedness.CONTINUOUS_UN
     return made
 
 
+def running(of, parallelism=1, state=None):
+    """Return an enumerator whose readers are all there, and which has looked once."""
+    made = harness(of, parallelism, state)
+    for subtask in range(parallelism):
+        made.register_reader(subtask)
+    made.run_due_calls()
+    return made
+
+
 def held(of):
     return {subtask: sorted(splits) for subtask, splits in of.assigned.items()}
 
@@ -64,9 +73,7 @@ def test_nothing_is_assigned_before_all_readers_are_there_then_counts_differ_by_
 
 def test_children_follow_their_parents_and_a_snapshot_between_the_two_holds_them():
     stream = source(Shard("0"), Shard("1"))
-    enumerator = harness(stream)
-    enumerator.register_reader(0)
-    enumerator.run_due_calls()
+    enumerator = running(stream)
     stream.shards = [Shard("0", is_open=False), Shard("1", is_open=False), Shard("2", ("0", "1"))]
     enumerator.run_next_call()
     finish(enumerator, 0, "0")
@@ -84,10 +91,7 @@ def test_children_follow_their_parents_and_a_snapshot_between_the_two_holds_them
 def test_children_wait_until_nobody_reads_their_parent_again():
     """Its reader may fail alone until a completed checkpoint has its end."""
     stream = source(Shard("0"), Shard("1"))
-    enumerator = harness(stream, parallelism=2)
-    for subtask in range(2):
-        enumerator.register_reader(subtask)
-    enumerator.run_due_calls()
+    enumerator = running(stream, parallelism=2)
     parent = enumerator.assigned[0]["0"].read_up_to("50", 1)
     enumerator.snapshot()  # checkpoint 1 does not complete before the end
     stream.shards = [Shard("0", is_open=False), Shard("1"), Shard("2", ("0",))]
@@ -108,9 +112,7 @@ def test_children_wait_until_nobody_reads_their_parent_again():
 
 def test_a_restored_enumerator_does_not_take_an_end_for_confirmed_that_no_completed_checkpoint_may_have():
     stream = source(Shard("0"))
-    enumerator = harness(stream)
-    enumerator.register_reader(0)
-    enumerator.run_due_calls()
+    enumerator = running(stream)
     lost = list(enumerator.assigned[0].values())
     stream.shards = [Shard("0", is_open=False), Shard("1", ("0",))]
     enumerator.run_next_call()
@@ -126,9 +128,7 @@ def test_a_restored_enumerator_does_not_take_an_end_for_confirmed_that_no_comple
 
 def test_with_latest_closed_shards_are_not_read_not_even_later():
     stream = source(Shard("0", is_open=False), Shard("1", ("0",)), start="latest")
-    enumerator = harness(stream)
-    enumerator.register_reader(0)
-    enumerator.run_due_calls()
+    enumerator = running(stream)
     assert held(enumerator) == {0: ["1"]}
     assert enumerator.assigned[0]["1"].position.timestamp_ms == NOW
     restored = harness(stream, state=enumerator.snapshot())
@@ -139,9 +139,7 @@ def test_with_latest_closed_shards_are_not_read_not_even_later():
 
 def test_an_empty_first_look_is_a_look():
     stream = source(start="latest")
-    enumerator = harness(stream)
-    enumerator.register_reader(0)
-    enumerator.run_due_calls()
+    enumerator = running(stream)
     stream.shards = [Shard("0", is_open=False), Shard("1", ("0",))]
     restored = harness(stream, state=enumerator.snapshot())
     restored.register_reader(0)
@@ -173,10 +171,7 @@ def test_after_a_restore_readers_keep_what_they_had_unless_their_number_changes(
 def test_new_shards_go_to_those_that_have_the_fewest_though_the_enumerator_alone_was_restored():
     """Readers that read on report nothing: only the state says who has what."""
     stream = source(*(Shard(str(number)) for number in range(3)))
-    before = harness(stream, parallelism=4)
-    for subtask in range(4):
-        before.register_reader(subtask)
-    before.run_due_calls()
+    before = running(stream, parallelism=4)
     again = harness(stream, parallelism=4, state=before.snapshot())
     for subtask in range(4):
         again.register_reader(subtask)
@@ -188,10 +183,7 @@ def test_new_shards_go_to_those_that_have_the_fewest_though_the_enumerator_alone
 def test_a_reported_shard_returns_to_its_reader_though_the_enumerator_failed_before_it_assigned_it_again():
     """The reader, which failed meanwhile too, reports it a second time."""
     stream = source(Shard("1"), Shard("2"))
-    before = harness(stream, parallelism=2)
-    for subtask in range(2):
-        before.register_reader(subtask)
-    before.run_due_calls()
+    before = running(stream, parallelism=2)
     splits = {subtask: list(each.values()) for subtask, each in before.assigned.items()}
     stream.shards.append(Shard("0"))
     restored = harness(stream, parallelism=2, state=before.snapshot())
@@ -205,10 +197,7 @@ def test_a_reported_shard_returns_to_its_reader_though_the_enumerator_failed_bef
 
 def test_reported_splits_are_state_until_they_are_assigned_again():
     stream = source(Shard("0"), Shard("1"))
-    enumerator = harness(stream, parallelism=2)
-    for subtask in range(2):
-        enumerator.register_reader(subtask)
-    enumerator.run_due_calls()
+    enumerator = running(stream, parallelism=2)
     splits = {subtask: list(each.values()) for subtask, each in enumerator.assigned.items()}
     restored = harness(stream, parallelism=2, state=enumerator.snapshot())
     restored.register_reader(0, reported_splits=splits[0])
@@ -222,10 +211,7 @@ def test_reported_splits_are_state_until_they_are_assigned_again():
 
 def test_a_failed_reader_gets_its_shards_back_and_its_finished_ones_are_read_again():
     stream = source(Shard("0"), Shard("1"))
-    enumerator = harness(stream, parallelism=2)
-    for subtask in range(2):
-        enumerator.register_reader(subtask)
-    enumerator.run_due_calls()
+    enumerator = running(stream, parallelism=2)
     lost = list(enumerator.assigned[0].values())
     finish(enumerator, 0, "0")
     enumerator.fail_reader(0, lost)
@@ -237,9 +223,7 @@ def test_a_failed_reader_gets_its_shards_back_and_its_finished_ones_are_read_aga
 
 def test_a_failed_look_is_tried_again_once_there_was_one():
     stream = source(Shard("0"))
-    enumerator = harness(stream)
-    enumerator.register_reader(0)
-    enumerator.run_due_calls()
+    enumerator = running(stream)
     enumerator.fail_next_call(SourceUnavailableError("Kinesis is away"))
     stream.shards.append(Shard("1"))
     enumerator.run_next_call()

@@ -175,8 +175,8 @@ def test_when_the_query_ends_nobody_waits_for_it_while_its_slots_end() -> None:
     assert "ShareMinimum" not in kinds(master(OthersMoved("g", 7), 60))
 
 
-def suspended(master: Master, location: str = "") -> list[Any]:
-    """Let the last checkpoint complete; return what follows its commit."""
+def with_last_checkpoint(master: Master, location: str = "") -> None:
+    """Let the last checkpoint complete, and not be committed."""
     master(cp.CheckpointRequested(1, CheckpointKind.SUSPEND, location), 50)
     master(TimePassed(), 50)
     master.from_source(src.EnumeratorSnapshotted(1, 1, b"s"), now_ms=60)
@@ -186,6 +186,11 @@ def suspended(master: Master, location: str = "") -> list[Any]:
     master(cp.ManifestWritten(1, 10), 80)
     if location:
         master(cp.ManifestWritten(1, 10), 80)  # that of the query's own folder, too
+
+
+def suspended(master: Master, location: str = "") -> list[Any]:
+    """Let the last checkpoint complete; return what follows its commit."""
+    with_last_checkpoint(master, location)
     return master(cp.Committed(1, {}), 90)
 
 
@@ -204,13 +209,7 @@ def test_a_query_that_is_rescaled_stays_in_its_group_where_it_was() -> None:
 def test_a_query_that_fails_after_it_was_suspended_leaves_its_group() -> None:
     master = aligned(1)
     report(master, 1, 100)
-    master(cp.CheckpointRequested(1, CheckpointKind.SUSPEND), 50)
-    master(TimePassed(), 50)
-    master.from_source(src.EnumeratorSnapshotted(1, 1, b"s"), now_ms=60)
-    master.from_source(src.LogAppended(2), now_ms=60)
-    acknowledged = msg.CheckpointAcknowledged(stage=0, execution=1, checkpoint_id=1, state=SubtaskState())
-    master.hear(1, acknowledged, 70)
-    master(cp.ManifestWritten(1, 10), 80)
+    with_last_checkpoint(master)
     assert ShareMinimum("g", None) in master(StopRequested(), 85), "it is not committed"
 
 
