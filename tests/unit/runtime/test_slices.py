@@ -82,6 +82,16 @@ def test_a_call_that_becomes_slow_by_itself_grows_again() -> None:
     assert calls(slices, lambda rows: 100 + 0.01 * rows)[-1][0] >= 2000
 
 
+def test_each_slow_call_among_others_is_one_of_its_own() -> None:
+    """As if the machine had been busy with something else: what rows cost is not forgotten for it."""
+    slices = SliceController()
+    calls(slices, lambda rows: 1.0 * rows)
+    for _ in range(3):
+        slices.took(slices.rows, 1000.0)
+        assert [rows for rows, _ in calls(slices, lambda rows: 1.0 * rows, 3)] == [1, 8, 40]
+        calls(slices, lambda rows: 1.0 * rows)
+
+
 def test_small_batches_do_not_make_calls_larger() -> None:
     slices = SliceController()
     calls(slices, lambda rows: 0.0, 2)

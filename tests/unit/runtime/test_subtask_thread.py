@@ -646,6 +646,13 @@ def test_what_a_snapshot_wrote_is_reported_and_not_written_again(start: Start) -
     assert source.counting.written == before + 1, "for the checkpoint"
 
 
+def test_of_as_many_splits_as_are_reported_all_positions_are(start: Start) -> None:
+    running = start(a=CountedToySource())
+    running.start(*[f"s{number}" for number in range(MOST_POSITIONS)])
+    _, figures = running.checkpoint(1)
+    assert (figures.splits, len(figures.positions["a"])) == ({"a": MOST_POSITIONS}, MOST_POSITIONS)
+
+
 def test_of_very_many_splits_only_their_number_is_reported_and_none_is_written(start: Start) -> None:
     clock = VirtualClock(5000)
     source = CountedToySource()

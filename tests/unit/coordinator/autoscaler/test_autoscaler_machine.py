@@ -319,6 +319,18 @@ def test_a_scale_up_that_did_not_help_is_not_repeated() -> None:
     assert query.path[-1] > query.path[1]
 
 
+def test_figures_count_only_when_the_query_has_run_for_a_while_without_a_pause() -> None:
+    query = Query()
+    query.run(2, 100)
+    query.is_settled = False
+    query.run(3, 100)
+    query.is_settled = True
+    query.run(2, 100)
+    assert query.machine.state == "stabilizing", "the time before the pause does not count"
+    query.run(1, 100)
+    assert query.machine.state == "collecting"
+
+
 def test_a_rescale_that_fails_is_repeated_later_and_later() -> None:
     query = Query()
     query.refusal = "there are 2 cores"

@@ -163,6 +163,23 @@ WITH_WORK_UNASSIGNED = (
     src.LogAppended(1),
 )
 """A reader that is notified of what no reader has: those who join, fail and wait beside it are as well."""
+IN_A_CHECKPOINT = (
+    src.SourceStarted(),
+    registered(),
+    src.CheckpointStarted(1),
+    src.EnumeratorSnapshotted(1, 1, b"s"),
+    src.LogAppendFailed(2, "full"),
+    src.SplitsAssigned(1, {0: (A,)}),
+)
+"""A reader's split, which no log can have, waits for its barrier."""
+RESTORED = (
+    src.SourceStarted(),
+    registered(),
+    src.EnumeratorFailed(1, ERROR),
+    src.LogAppended(1),
+    src.LogLoaded((StateRecord(None, 0), AssignedRecord(0, 1, 1, (A,))), "", 2),
+)
+"""The reader did not hear of the split that the log gives it."""
 
 
 def test_the_table_is_what_the_machine_does() -> None:
@@ -172,7 +189,7 @@ def test_the_table_is_what_the_machine_does() -> None:
         depth=7,
         limit=9000,
         ignore=("_watch", "_recoveries", "_quiet_until_ms", "incarnation"),
-        begin_with=[WITH_WORK_UNASSIGNED],
+        begin_with=[WITH_WORK_UNASSIGNED, IN_A_CHECKPOINT, RESTORED],
     )
 
 
@@ -709,6 +726,12 @@ def test_failing_discovery_is_shown_until_it_succeeds() -> None:
     )
     assert made.troubles() == ("Pages.splits failed 2 times in a row and is retried: no",)
     handled(made, src.SlowWorkTried(1, "Pages.splits", 0))
+    assert made.troubles() == ()
+
+
+def test_what_keeps_an_enumerator_is_not_shown_of_the_next_one() -> None:
+    made = running()
+    handled(made, src.SlowWorkTried(1, "Pages.splits", 1, "OSError: away"), src.SourceStarted())
     assert made.troubles() == ()
 
 

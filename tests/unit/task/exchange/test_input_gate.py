@@ -651,6 +651,12 @@ def test_what_cannot_happen_is_refused(before: tuple[Event, ...], event: Event, 
     assert "'a'" not in str(refused.value.facts)
 
 
+@pytest.mark.parametrize("event", [RowsRecovered(channel(9), rows("a")), RowsSpilled(channel(9), 1)])
+def test_what_is_recovered_of_a_channel_that_is_not_there_is_refused(event: Event) -> None:
+    with pytest.raises(InvalidTransitionError, match="no such channel"):
+        World(2, recovering=True).gate.handle(event, 0)
+
+
 def test_spilled_buffers_come_back_in_their_order() -> None:
     """The oldest first, none skipped, none in memory before them."""
     world = World(2, recovering=True)
