@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import ast
+import re
+from fnmatch import fnmatch
+from importlib import import_module
 from pathlib import Path
 
 import nbformat
+import pytest
+
+import headgate
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+EACH = pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
 
 
 def test_the_index_says_of_each_program_what_it_says_itself() -> None:
@@ -27,3 +34,34 @@ def test_the_notebook_has_no_outputs() -> None:
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert [cell for cell in code if cell.outputs or cell.execution_count is not None] == []
     assert notebook.metadata.kernelspec.name == "python3", "the Python that runs it, whatever that is called"
+
+
+@EACH
+def test_a_program_uses_what_there_is(path: Path) -> None:
+    """Its modules, what it takes from them, and what it takes from ``headgate``."""
+    program = ast.parse(path.read_text())
+    for node in ast.walk(program):
+        if isinstance(node, ast.Import):
+            for each in node.names:
+                import_module(each.name)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module is not None
+            assert [each.name for each in node.names if not hasattr(import_module(node.module), each.name)] == []
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "headgate":
+            assert hasattr(headgate, node.attr), f"headgate.{node.attr}"
+
+
+@EACH
+def test_a_program_s_options_are_options(path: Path) -> None:
+    """Those that it names in calls of ``option`` and ``options`` are of a format, of queries or of Spark."""
+    program = ast.parse(path.read_text())
+    named = set()
+    for node in ast.walk(program):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            if node.func.attr == "option" and isinstance(node.args[0], ast.Constant):
+                named.add(str(node.args[0].value))
+            elif node.func.attr == "options":
+                named |= {each.arg for each in node.keywords if each.arg}
+    source = "".join(each.read_text() for each in (EXAMPLES.parent / "src").rglob("*.py"))
+    known = [*re.findall(r'OptionSpec\(\s*"([^"]+)"', source), "kafka.*"]
+    assert [each for each in named if not any(fnmatch(each, pattern) for pattern in known)] == []

@@ -95,6 +95,7 @@ def chain_of(
     clock_ms: Callable[[], float] = lambda: 0.0,
     items: dict[str, Sequence[bytes]] | None = None,
     stage: int = 0,
+    spill_folder: str = "",
 ) -> tuple[StageChain, CollectingSink]:
     """Return an opened chain and its sink."""
     sink = sink or CollectingSink()
@@ -109,7 +110,7 @@ def chain_of(
         bad_records=handling,
         bad_records_sink=bad,
     )
-    context = OperatorContext(uid="", subtask=3, parallelism=4)
+    context = OperatorContext(uid="", subtask=3, parallelism=4, spill_folder=spill_folder)
     chain = StageChain(definition, context, items or {}, stage=stage, clock_ms=clock_ms)
     chain.open()
     return chain, sink

@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -734,3 +735,14 @@ def test_a_source_without_event_time_holds_only_the_final_watermark() -> None:
     chain.input("without").on_watermark(MAX_WATERMARK_MS)
     drain(chain)
     assert chain.watermarks.watermark_ms == MAX_WATERMARK_MS
+
+
+def test_each_operator_spills_to_a_folder_of_its_own(tmp_path: Path) -> None:
+    class Spilling(Recording):
+        def open(self, context: OperatorContext, items: Sequence[bytes]) -> None:
+            folders.append(context.spill_folder)
+
+    folders: list[str] = []
+    first = PlanNode(of=Spilling(), inputs=(source(),))
+    chain_of(PlanNode(of=Spilling(), inputs=(first,)), spill_folder=str(tmp_path))
+    assert len(set(folders)) == 2 and all(each.startswith(f"{tmp_path}/operators/") for each in folders)

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from headgate.errors import OptionError
+from headgate.graph.query_options import parse_query_options
 from headgate.protocol.messages import ErrorReport
 from headgate.spark.continuous.job import SlotJob, _essence, _report, check_session, session_end
+from headgate.spark.continuous.query import _job_options
 
 FAILED = """An error occurred while calling o91.save.
 : org.apache.spark.SparkException: Job aborted due to stage failure: Task 1 in stage 3.0 failed 1 times, most recent \
@@ -128,6 +130,32 @@ def test_a_session_that_was_stopped_or_lost_ends_threads_too() -> None:
     assert [report is not None and report.final for report in reports] == [True, True]
     assert "was stopped while the query ran" in reports[0].message  # type: ignore[union-attr]
     assert "was killed or has crashed" in reports[1].message  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("unaligned", [True, False])
+@pytest.mark.parametrize("downstream", [True, False])
+def test_a_job_has_the_options_of_its_query(unaligned: bool, downstream: bool) -> None:
+    prefix = "execution.checkpointing"
+    given = {
+        f"{prefix}.unaligned.enabled": unaligned,
+        f"{prefix}.unaligned.recover-output-on-downstream.enabled": downstream,
+        f"{prefix}.aligned-checkpoint-timeout": "3 seconds", f"{prefix}.timeout": "4 seconds",
+        f"{prefix}.num-retained": 5, f"{prefix}.tolerable-failed-checkpoints": 6, "failover-strategy": "full",
+        "heartbeat.timeout": "7 seconds", "task.stuck.timeout": "8 seconds",
+    }  # fmt: skip
+    if not downstream:
+        given[f"{prefix}.unaligned.during-recovery.enabled"] = False
+    options = parse_query_options({name: str(value).lower() for name, value in given.items()}, {})
+    definition: Any = SimpleNamespace(
+        options=options, checkpoint_interval_ms=900, sink=SimpleNamespace(publishes_on_slots=False)
+    )
+    made = _job_options(definition)
+    assert (made.unaligned, made.recover_output_downstream) == (unaligned, downstream)
+    assert (made.alignment_timeout_ms, made.stuck_timeout_ms) == (3000, 8000)
+    of_checkpoints = made.checkpoints
+    assert (of_checkpoints.interval_ms, of_checkpoints.timeout_ms) == (900, 4000)
+    assert (of_checkpoints.num_retained, of_checkpoints.tolerable_failed) == (5, 6)
+    assert (made.scheduler.failover_strategy, made.scheduler.heartbeat_timeout_ms) == ("full", 7000)
 
 
 def threads() -> Any:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pickle
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
 
 from headgate.connectors.pulsar.sink.options import PulsarSink
-from headgate.errors import OptionError
+from headgate.connectors.pulsar.sink.producer import result_error, sink_error
+from headgate.errors import OptionError, SinkError, SinkUnavailableError
 
 SCHEMA = pa.schema({"value": pa.string()})
 ADDRESSES = {"service.url": "pulsar://127.0.0.1:9", "admin.url": "http://127.0.0.1:9"}
@@ -30,6 +32,21 @@ ADDRESSES = {"service.url": "pulsar://127.0.0.1:9", "admin.url": "http://127.0.0
 def test_options_and_columns_are_checked(options: dict[str, str], schema: pa.Schema, error: str) -> None:
     with pytest.raises(OptionError, match=error):
         PulsarSink.of({"service.url": "pulsar://127.0.0.1:9"} | options, schema)
+
+
+@pytest.mark.parametrize(
+    ("result", "kind"),
+    [
+        *((each, SinkUnavailableError) for each in ("Timeout", "Disconnected", "ConnectError", "ProducerBusy")),
+        *((each, SinkUnavailableError) for each in ("ServiceUnitNotReady", "UnknownError", "AlreadyClosed")),
+        *((each, SinkError) for each in ("AuthenticationError", "TopicTerminated", "MessageTooBig", "TopicNotFound")),
+    ],
+)
+def test_only_what_no_other_attempt_changes_is_given_up(result: str, kind: type[SinkError]) -> None:
+    client = PulsarSink.of(ADDRESSES | {"topic": "t"}, SCHEMA).client
+    assert type(result_error(SimpleNamespace(name=result), client)) is kind
+    raised = type(result, (Exception,), {})("it says why")
+    assert type(sink_error(raised, client, "send rows", "t")) is kind
 
 
 def test_a_sink_pickles_and_shows_no_secret() -> None:
