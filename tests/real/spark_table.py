@@ -7,6 +7,7 @@ case carries the reason why they are not, which is also in ``docs/files-differen
 import contextlib
 import datetime
 import decimal
+import hashlib
 import math
 import os
 import time
@@ -16,9 +17,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import SparkSession
+from pyspark.sql.conversion import ArrowTableToRowsConversion
+from pyspark.sql.datasource import CaseInsensitiveDict
+from pyspark.sql.types import StructType
+
+from headgate.spark.datasource import BatchReader
+from pyspark_headgate_files import DefaultSource
 
 SESSION_TIME_ZONE = "America/New_York"
+LONGEST = 2000
 
 
 @contextlib.contextmanager
@@ -66,6 +75,11 @@ class Case:
     schema: str | None = None
     difference: str | None = None
 
+    @property
+    def called(self) -> str:
+        """Return what no other case is called."""
+        return f"{self.format}: {self.name}"
+
     def write(self, folder: Path) -> None:
         for name, content in self.files.items():
             path = folder / name
@@ -82,6 +96,11 @@ class Outcome:
     failed: bool = False
     error: str = field(default="", compare=False)
 
+    def written_down(self) -> str:
+        """Return what is compared, or its hash if that is long; of an error only that it is one."""
+        text = "an error" if self.failed else repr((self.columns, self.rows))
+        return text if len(text) <= LONGEST else f"sha256 {hashlib.sha256(text.encode()).hexdigest()}"
+
 
 def read(reader: Any, case: Case, folder: Path) -> Outcome:
     """Read the folder through a DataFrameReader that already has its format."""
@@ -90,11 +109,32 @@ def read(reader: Any, case: Case, folder: Path) -> Outcome:
         reader = reader.schema(case.schema)
     try:
         frame = reader.load(str(folder))
-        columns = tuple((column.name, column.dataType.simpleString()) for column in frame.schema.fields)
-        rows = Counter(canonical(tuple(row)) for row in frame.collect())
+        return outcome_of(frame.schema, frame.collect())
     except Exception as error:
         return Outcome((), (), True, f"{type(error).__name__}: {error}")
-    return Outcome(columns, tuple(sorted(rows.items(), key=repr)))
+
+
+def read_by_the_data_source(case: Case, folder: Path) -> Outcome:
+    """Read the folder by what Spark calls, as it calls it, without a Spark query."""
+    given = {"path": str(folder), "fileFormat": case.format, **case.options}
+    try:
+        source = DefaultSource(CaseInsensitiveDict(given))  # type: ignore[no-untyped-call]
+        schema = source.schema() if case.schema is None else case.schema
+        if isinstance(schema, str):
+            schema = StructType.fromDDL(schema)
+        reader = BatchReader(source._source, schema, SESSION_TIME_ZONE)
+        batches = [batch for each in reader.partitions() for batch in reader.read(each)]
+        table = pa.Table.from_batches(batches, reader._arrow_schema())
+        return outcome_of(schema, ArrowTableToRowsConversion.convert(table, schema))
+    except Exception as error:
+        return Outcome((), (), True, f"{type(error).__name__}: {error}")
+
+
+def outcome_of(schema: StructType, rows: list[Any]) -> Outcome:
+    """Return what a reader made of a case."""
+    columns = tuple((column.name, column.dataType.simpleString()) for column in schema.fields)
+    counted = Counter(canonical(tuple(row)) for row in rows)
+    return Outcome(columns, tuple(sorted(counted.items(), key=repr)))
 
 
 def canonical(value: Any) -> Any:
