@@ -102,3 +102,9 @@ def _fetch(pom: Path, folder: Path, options: Sequence[str] = ()) -> None:
             output.seek(0)
             words = output.read().decode(errors="replace")
             raise SystemExit(f"Maven could not fetch the jars of {pom.name}:\n{words[-2000:]}")
+
+
+if __name__ == "__main__":
+    for _pom in ("kafka-broker", "pulsar-broker"):
+        jars(_pom)
+    spark_kafka()

@@ -8,6 +8,7 @@ import re
 import sys
 import tempfile
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import pytest
 
-from tests import distribution, search
+from tests import distribution, search, tiers
 from tests.spark_java import (
     QUICK,
     ROOM,
@@ -53,8 +54,10 @@ hypothesis.settings.load_profile("headgate")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option that searches everything."""
+    """Add the options that choose a tier, and the one that measures."""
+    parser.addoption("--tier", choices=["first", "rest"], help="only what tests/tiers.py says is in this tier")
     parser.addoption("--exhaustive", action="store_true", help="search all seeds, machines and other examples")
+    parser.addoption("--cost", action="store_true", help="show each file's processor time, children included")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -62,6 +65,13 @@ def pytest_configure(config: pytest.Config) -> None:
     search.exhaustive = config.getoption("exhaustive")
     if search.exhaustive:
         hypothesis.settings.load_profile("explore")
+    if config.getoption("cost"):
+        from tests import cost
+
+        if not config.getoption("numprocesses", None):
+            config.pluginmanager.register(cost.OfEachTest())
+        if not hasattr(config, "workerinput"):
+            config.pluginmanager.register(cost.OfAll(config.getoption("tier") or "all"))
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -71,28 +81,34 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         return
     if search.exhaustive:
         reporter.write_line("exhaustive: all seeds, whole explorations, other examples")
-    else:
+    elif session.config.getoption("tier") != "first":
         reporter.write_line(f"seeds: block {search.block()}, by the number of the commit; all of them: --exhaustive")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say how long all tests took together, below the slowest ones."""
+    """Say how long each part took, and all tests together, below the slowest ones."""
     if terminalreporter.config.option.durations is not None:
-        reports = [each for of_kind in terminalreporter.stats.values() for each in of_kind]
-        total_s = sum(each.duration for each in reports if isinstance(each, pytest.TestReport))
-        terminalreporter.write_line(f"all tests together: {total_s:.0f} s, set-up included")
+        seconds, tests = Counter[str](), Counter[str]()
+        for report in (each for of_kind in terminalreporter.stats.values() for each in of_kind):
+            if isinstance(report, pytest.TestReport):
+                part = distribution.part_of(report.nodeid)
+                seconds[part] += report.duration  # type: ignore[assignment]  # a counter of floats
+                tests[part] += report.when == "call"
+        for part, total_s in seconds.most_common():
+            terminalreporter.write_line(f"{total_s:7.0f} s {tests[part]:6} tests  {part}")
+        terminalreporter.write_line(f"all tests together: {sum(seconds.values()):.0f} s, set-up included")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what only an exhaustive run has; skip what this version of Spark cannot do."""
+    """Leave out other tiers than the run's; skip what this version of Spark cannot do."""
     for item in items:
         for marker in item.iter_markers("spark_since"):
             skip_without(item, *marker.args)
-    if not search.exhaustive:
-        left_out = [item for item in items if "exhaustive" in item.keywords]
-        if left_out:
-            config.hook.pytest_deselected(items=left_out)
-            items[:] = [item for item in items if "exhaustive" not in item.keywords]
+    tiers.collected = frozenset(item.nodeid for item in items)
+    run = [item for item in items if tiers.is_run(item.nodeid, config.getoption("tier"), search.exhaustive)]
+    if len(run) < len(items):
+        config.hook.pytest_deselected(items=[*{*items} - {*run}])
+        items[:] = run
 
 
 def skip_without(item: pytest.Item, *features: str) -> None:

@@ -74,6 +74,16 @@ def piece_of(nodeid: str) -> str:
     return nodeid.partition("[")[0] if file in APART else file
 
 
+def part_of(nodeid: str) -> str:
+    """Return the name of the part of all tests that a test belongs to: of a real one its subject."""
+    folder, _, file = nodeid.partition("::")[0].rpartition("/")
+    return (
+        f"{folder} {file.split('_')[1].removesuffix('.py')}"
+        if folder == "tests/real"
+        else "/".join(folder.split("/")[:2])
+    )
+
+
 def in_order(items: list[pytest.Item]) -> list[pytest.Item]:
     """Return tests in the order in which they begin."""
     places = {piece: place for place, piece in enumerate(LONGEST)}

@@ -1,4 +1,4 @@
-"""How far tests search: an ordinary run tries a few hundred seeds, other ones with each commit; ``--exhaustive`` all.
+"""How far tests search: the first tier always alike, ``--all`` other seeds with each commit, ``--exhaustive`` all.
 
 A test that searches asserts the same of each seed, example and machine, in both runs. What failed once is in
 `tests.seeds`, and runs every time.

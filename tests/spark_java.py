@@ -93,9 +93,13 @@ def forked_from(imported: Path) -> Iterator[None]:
 
 
 def helper_options() -> dict[str, str]:
-    """Return the setting that lets the Javas for expressions start in a third of their time, as `java_options` does."""
+    """Return the setting that lets the Javas for expressions start in a third of their time, as `java_options` does.
+
+    One waits for half a minute for the next test.
+    """
     archive = class_archive("helper", f"{os.environ.get('JAVA_HOME', '')} {spark_jars()}", _helper_archive)
-    return {"spark.headgate.catalyst.extraJavaOptions": f"-XX:TieredStopAtLevel=1 -XX:SharedArchiveFile={archive}"}
+    options = f"-XX:TieredStopAtLevel=1 -XX:SharedArchiveFile={archive} -Dheadgate.grace.ms=30000"
+    return {"spark.headgate.catalyst.extraJavaOptions": options}
 
 
 def _helper_archive(made: Path) -> None:

@@ -34,7 +34,8 @@ TESTS = """
 ## How it is tested
 
 `./run test --spark 4.0` (or 4.1, 4.2) makes an environment of its own, `.venv-spark-4.0`, from `constraints.txt` with
-what `constraints-spark-4.0.txt` says in its place, and runs all tests with that Spark. Further arguments go to pytest.
+what `constraints-spark-4.0.txt` says in its place, and runs the tests with that Spark; `--all` may follow, or
+pytest's arguments.
 `.ci/run` runs the tests with the newest version only.
 
 A test that needs a feature is marked `@pytest.mark.spark_since("feature")`. A version without it skips these:

@@ -115,6 +115,9 @@ def slots(query: headgate.ContinuousQuery) -> int:
 def test_parallelism_follows_a_load_that_doubles_and_halves(
     spark: SparkSession, kafka: Broker, topic_name: str
 ) -> None:
+    """What breaks it breaks `tests/scenarios/test_autoscaler_follows_the_load.py` and
+    `tests/real/test_autoscaler.py::test_the_session_s_cores_limit_it_and_the_user_is_first` too.
+    """
     create_topic(kafka.plain, topic_name, 8)
     frame = read(spark, kafka, topic_name).mapInArrow(lambda batches: slow(batches, SLOWER * ROW_S), "value long")
     bounds = {"parallelism.min": "1", "parallelism.max": "4"}

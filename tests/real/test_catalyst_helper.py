@@ -283,6 +283,7 @@ def run_once(helper: HelperJvm) -> tuple[list[str], bool]:
 
 def test_the_second_one_makes_an_archive_of_its_classes_with_which_the_others_start(temporary: Path) -> None:
     # Whoever is not greeted in time connects again: it must not end meanwhile, and be one of those that are counted.
+    """What breaks it breaks `tests/unit/catalyst/test_class_archive.py` too."""
     helper = HelperJvm(MEMORY, "-XX:TieredStopAtLevel=1 -Dheadgate.grace.ms=2000")
     plain, has_archive = run_once(helper)
     (archive,) = helper.folder.parent.glob("*.jsa")
@@ -294,6 +295,9 @@ def test_the_second_one_makes_an_archive_of_its_classes_with_which_the_others_st
 
 
 def test_an_archive_with_which_it_does_not_start_is_deleted(temporary: Path) -> None:
+    """What breaks it breaks
+    `tests/real/test_catalyst_helper.py::test_an_archive_is_deleted_if_no_process_starts_with_it` too.
+    """
     helper = HelperJvm(MEMORY, "-XX:TieredStopAtLevel=1 -Dheadgate.grace.ms=1")
     run_once(helper)
     run_once(helper)
@@ -302,6 +306,16 @@ def test_an_archive_with_which_it_does_not_start_is_deleted(temporary: Path) -> 
     os.truncate(archive, 1 << 20)  # Java crashes
     run_once(helper)
     assert not archive.read_bytes()
+
+
+def test_an_archive_is_deleted_if_no_process_starts_with_it(temporary: Path) -> None:
+    helper = HelperJvm(MEMORY, "-XX:NoSuchOption")
+    assert helper._archive.options() == []
+    (archive,) = helper.folder.parent.glob("*.jsa")
+    archive.write_bytes(b"whole")
+    with pytest.raises(DeploymentError, match="NoSuchOption"):
+        helper.connect()
+    assert not archive.read_bytes(), "the next process may make another one"
 
 
 def test_no_archive_is_needed_where_none_can_be_made(tmp_path: Path) -> None:

@@ -55,6 +55,10 @@ def test_events_are_nexmark_s_and_the_same_for_the_same_seed() -> None:
 
 @pytest.mark.parametrize("name", ["q1", "q5", "q7", "q10", "q11", "q13", "q14", "q17", "q21"])
 def test_a_query_is_equal_to_spark_s_batch(spark: SparkSession, name: str) -> None:
+    """What breaks it breaks `tests/real/test_continuous_aggregations.py`, `tests/real/test_continuous_stream_joins.py`,
+    `tests/real/test_continuous_static_joins.py`, `tests/real/test_continuous_user_functions.py` and
+    `tests/real/test_analyzed_expressions.py` too.
+    """
     found = compared(spark, BY_NAME[name], EVENTS)
     assert found.equal and found.compared > 0, found
 

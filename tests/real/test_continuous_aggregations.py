@@ -56,7 +56,11 @@ PROGRAMS: dict[str, Program] = {
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_that_ends_gives_what_a_batch_gives(spark: SparkSession, name: str) -> None:
-    """In append mode once, in complete mode as the last checkpoint's rows."""
+    """In append mode once, in complete mode as the last checkpoint's rows.
+
+    What breaks it breaks
+    `tests/real/test_continuous_aggregations.py::test_a_program_that_ends_gives_what_a_batch_gives[rollup]` too.
+    """
     expected = in_order(PROGRAMS[name](generated(spark.read)).toArrow().to_pylist())
     for mode in ("append", "complete"):
         table = finished(PROGRAMS[name](generated(spark.read)), mode=mode).table()
@@ -98,7 +102,12 @@ def test_groups_of_the_event_time_are_complete_when_the_watermark_is_there(spark
 
 @pytest.mark.parametrize("mode", ["update", "complete"])
 def test_state_goes_on_through_rescales_and_restarts(spark: SparkSession, tmp_path: Path, mode: str) -> None:
-    """And is spilled: it is larger than its memory."""
+    """And is spilled: it is larger than its memory.
+
+    What breaks it breaks
+    `tests/real/test_continuous_aggregations.py::test_state_goes_on_through_rescales_and_restarts[update]` or
+    `tests/unit/operators/windows/test_no_window.py` too.
+    """
 
     def program(reader: Any) -> DataFrame:
         rows = generated(reader, rows=6000, rowsPerSecond=1000)
@@ -173,9 +182,15 @@ def many(rows: DataFrame, groups: str, aggregates: Sequence[str]) -> DataFrame:
         ("session_window(at, '500 microseconds')", AGGREGATES),
         pytest.param("", ("corr(n, k)", "regr_slope(n, k)"), marks=pytest.mark.spark_since("corr-of-constants")),
     ],
+    ids=["groups", "windows", "sessions", "of constants"],
 )
 def test_every_aggregate_of_spark_s(spark: SparkSession, groups: str, aggregates: Sequence[str]) -> None:
-    """What Arrow does not aggregate as Spark does is aggregated by Spark's own code."""
+    """What Arrow does not aggregate as Spark does is aggregated by Spark's own code.
+
+    What breaks it breaks
+    `tests/real/test_continuous_aggregations.py::test_every_aggregate_of_spark_s[sessions]` or
+    `tests/real/test_windows_equal_spark.py` too.
+    """
     expected = many(generated(spark.read), groups, aggregates).toArrow()
     ours = finished(many(generated(spark.read), groups, aggregates)).table()
     assert types(ours.schema) == types(expected.schema)

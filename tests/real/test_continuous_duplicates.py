@@ -66,7 +66,10 @@ def test_within_the_watermark(spark: SparkSession) -> None:
 def test_a_row_comes_once_through_restores_at_another_parallelism(
     spark: SparkSession, tmp_path: Path, how: str
 ) -> None:
-    """Each key comes 15 times; some of it before, and some after a savepoint or a failure of a subtask."""
+    """Each key comes 15 times; some of it before, and some after a savepoint or a failure of a subtask.
+
+    What breaks it breaks `tests/unit/operators/test_deduplicate.py` too.
+    """
     flag, failed, restarted = tmp_path / "fail", tmp_path / "failed", tmp_path / "restarted"
 
     def rows(reader: Any) -> DataFrame:

@@ -21,54 +21,51 @@ from tests.spark_java import SparkJava
 HERE = Path(__file__).parent
 PATIENCE_S = 1500
 pytestmark = pytest.mark.timeout(PATIENCE_S + 60)  # all scenarios of a part run in the first test's name
-SCENARIOS = (
-    "the_documents_example",
+FIRST = (
     "repartition",
-    "partition_by",
-    "repartition_to_one",
     "two_exchanges",
     "union_of_stages",
-    "union_before_an_exchange",
-    "union_of_far_stages",
-    "broadcast",
     "a_function_that_raises_once",
     "a_killed_worker",
     "savepoint_and_back",
-    "old_behaviour",
-    "no_checkpoint_during_recovery",
     "switches_that_contradict",
-    "aligned_only",
     "windows_through_rescales",
-    "sliding_and_session_windows",
-    "two_windows_in_one_stage",
     "update_mode",
-    "window_of_windows",
     "late_rows",
-    "savepoints_of_windows",
     "drained_windows",
     "stateful_processor",
     "little_changes",
     "user_errors",
     "changed_programs",
 )
-
-
-PARTS = (SCENARIOS[::2], SCENARIOS[1::2])
+FURTHER = (
+    "the_documents_example",
+    "partition_by",
+    "repartition_to_one",
+    "union_before_an_exchange",
+    "union_of_far_stages",
+    "broadcast",
+    "old_behaviour",
+    "no_checkpoint_during_recovery",
+    "aligned_only",
+    "sliding_and_session_windows",
+    "two_windows_in_one_stage",
+    "window_of_windows",
+    "savepoints_of_windows",
+)
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory, java: SparkJava) -> Callable[[int], dict[str, str]]:
+def outcomes(tmp_path_factory: pytest.TempPathFactory, java: SparkJava) -> Callable[..., dict[str, str]]:
     """Return a function that runs a part, some scenarios at a time: what went wrong in each; empty: nothing."""
 
     @cache
-    def run(part: int) -> dict[str, str]:
+    def run(part: tuple[str, ...]) -> dict[str, str]:
         folder = tmp_path_factory.mktemp("keyed")
         modules = "keyed_scenarios,keyed_state_scenarios"
         program = [sys.executable, str(HERE / "scenario_program.py"), modules, "local[24,3]", str(folder), "4"]
         with (folder / "log").open("w") as log:
-            ended = java.run(
-                [*program, *PARTS[part]], stdout=subprocess.PIPE, stderr=log, text=True, timeout=PATIENCE_S
-            )
+            ended = java.run([*program, *part], stdout=subprocess.PIPE, stderr=log, text=True, timeout=PATIENCE_S)
         print((folder / "log").read_text()[-20_000:], file=sys.stderr)
         assert ended.returncode == 0
         found: dict[str, str] = json.loads(ended.stdout)
@@ -88,15 +85,21 @@ def needing(scenarios: Sequence[str]) -> list[Any]:
     return [pytest.param(each, marks=needs.get(each, [])) for each in scenarios]
 
 
-@pytest.mark.parametrize("scenario", needing(PARTS[0]))
-def test_with_rows_under_way(outcomes: Callable[[int], dict[str, str]], scenario: str) -> None:
+@pytest.mark.parametrize("scenario", needing(FIRST))
+def test_with_rows_under_way(outcomes: Callable[..., dict[str, str]], scenario: str) -> None:
     """What the scenario's docstring says holds."""
-    outcome = outcomes(0)[scenario]
+    outcome = outcomes(FIRST)[scenario]
     assert not outcome, outcome
 
 
-@pytest.mark.parametrize("scenario", needing(PARTS[1]))
-def test_with_rows_under_way_too(outcomes: Callable[[int], dict[str, str]], scenario: str) -> None:
-    """The same for those of the other part."""
-    outcome = outcomes(1)[scenario]
+@pytest.mark.parametrize("scenario", needing(FURTHER))
+def test_with_rows_under_way_too(outcomes: Callable[..., dict[str, str]], scenario: str) -> None:
+    """What the scenario's docstring says holds.
+
+    What breaks it breaks `tests/scenarios/test_simulated_rescales.py` too, or of options
+    `tests/unit/spark/continuous/test_job.py`, of where state is spilled `tests/unit/runtime/test_chain.py`, of windows
+    `tests/unit/operators/windows/test_window_operator.py`, `tests/unit/operators/windows/test_session_operator.py` and
+    `tests/real/test_continuous_aggregations.py`, of partitions `tests/unit/runtime/test_partitioners.py`.
+    """
+    outcome = outcomes(FURTHER)[scenario]
     assert not outcome, outcome

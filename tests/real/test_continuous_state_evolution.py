@@ -110,7 +110,12 @@ def by(*aggregates: Any, windowed: bool = False) -> Callable[[DataFrame], DataFr
 def test_an_aggregate_more_and_a_wider_column(
     spark: SparkSession, tmp_path: Path, savepoint: bool, windowed: bool
 ) -> None:
-    """What was there goes on, of wider numbers; what is new is over the rows since."""
+    """What was there goes on, of wider numbers; what is new is over the rows since.
+
+    What breaks it breaks
+    `tests/real/test_continuous_state_evolution.py::test_an_aggregate_more_and_a_wider_column[True-True]` or
+    `tests/real/test_continuous_state_evolution.py::test_an_aggregate_more_and_a_wider_column[False-False]` too.
+    """
     rows, total, greatest = F.count("*").alias("rows"), F.sum("n").alias("n"), F.max("n").alias("greatest")
     life = Life(spark, tmp_path)
     query = life.start(by(rows, total, windowed=windowed))

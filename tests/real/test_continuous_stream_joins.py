@@ -150,6 +150,7 @@ def sides(reader: object) -> tuple[DataFrame, DataFrame]:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs(spark: SparkSession, name: str) -> None:
+    """What breaks it breaks `tests/unit/operators/stream_join/test_operator.py` too."""
     expected = PROGRAMS[name](*sides(spark.read)).toArrow()
     query = finished(PROGRAMS[name](*sides(spark.readStream)))
     assert query.table().schema.names == expected.schema.names
@@ -171,7 +172,12 @@ def test_rows_that_end_are_joined_as_a_batch(spark: SparkSession) -> None:
 def test_rows_under_way_are_joined_once_through_kills_and_rescales(
     spark: SparkSession, tmp_path: Path, slots: str
 ) -> None:
-    """A slow function holds up the join: rows are in its channels and its state when they move."""
+    """A slow function holds up the join: rows are in its channels and its state when they move.
+
+    What breaks it breaks
+    `tests/real/test_continuous_stream_joins.py::test_rows_under_way_are_joined_once_through_kills_and_rescales[threads]`
+    too.
+    """
 
     def slowly(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:

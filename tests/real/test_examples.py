@@ -1,4 +1,10 @@
-"""Every program in examples/ runs as a script, the notebook as one; the ones about flights say what is in the data."""
+"""Every program in examples/ runs as a script, the notebook as one; the ones about flights say what is in the data.
+
+What breaks it breaks `tests/unit/test_examples_index.py`, `tests/real/test_entry_points.py`,
+`tests/real/test_continuous_dataframe.py`,
+`tests/real/test_continuous_foreach.py`, `tests/real/test_continuous_kafka.py`, `tests/real/test_event_time_stream.py`
+and `tests/real/test_pulsar_stream.py` too.
+"""
 
 from __future__ import annotations
 

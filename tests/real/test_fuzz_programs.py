@@ -16,7 +16,7 @@ from fuzz import programs
 from fuzz.random_programs import Ending, Fault, Program, Repartition, Udf
 from fuzz.runner import run_in_new_folder
 from tests import search
-from tests.fixed_programs import CORES, FIXED, program_of
+from tests.fixed_programs import CORES, FIRST, FURTHER, program_of
 from tests.real.changed_settings import changed_settings
 from tests.shared_broker import Addresses
 
@@ -51,7 +51,7 @@ def with_marks(seed: int) -> Any:
     return pytest.param(seed, marks=marks)
 
 
-@pytest.mark.parametrize("seed", [with_marks(each) for each in FIXED])
+@pytest.mark.parametrize("seed", [with_marks(each) for each in FIRST])
 def test_random_programs_give_the_rows_of_a_batch(
     cheap: SparkSession, kafka: Addresses, tmp_path: Path, seed: int
 ) -> None:
@@ -60,7 +60,16 @@ def test_random_programs_give_the_rows_of_a_batch(
     assert run_in_new_folder(program, cheap, tmp_path, kafka.plain) == "", program.described()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.parametrize("seed", [with_marks(each) for each in FURTHER])
+def test_further_random_programs_do(cheap: SparkSession, kafka: Addresses, tmp_path: Path, seed: int) -> None:
+    """What breaks it breaks `tests/real/test_fuzz_programs.py::test_random_programs_give_the_rows_of_a_batch` too, or
+    of what only they have `tests/real/test_continuous_stream_joins.py`, `tests/real/test_continuous_static_joins.py`,
+    `tests/real/test_continuous_aggregations.py`, `tests/real/test_continuous_user_functions.py`,
+    `tests/real/test_continuous_stateful.py` and `tests/real/test_continuous_keyed.py::test_with_rows_under_way`.
+    """
+    test_random_programs_give_the_rows_of_a_batch(cheap, kafka, tmp_path, seed)
+
+
 @pytest.mark.parametrize("number", range(20))
 def test_other_programs_with_each_commit(spark: SparkSession, kafka: Addresses, tmp_path: Path, number: int) -> None:
     """Those that no ordinary run tries."""

@@ -1,4 +1,9 @@
-"""Spark's JDBC writer in foreachBatch, as the example has it, while its process and Java are killed: each row once."""
+"""Spark's JDBC writer in foreachBatch, as the example has it, while its process and Java are killed: each row once.
+
+What breaks it breaks
+`tests/real/test_continuous_foreach.py::test_a_crash_before_it_is_noted_that_a_function_returned_gives_it_the_batch_again`
+too.
+"""
 
 from __future__ import annotations
 

@@ -207,7 +207,12 @@ def test_nothing_is_dropped_on_any_shape_and_the_state_stays_small(
 def test_without_alignment_rows_are_dropped(
     spark: SparkSession, kafka: Broker, topics: dict[str, str], json_topic: tuple[str, int], tmp_path: Path
 ) -> None:
-    """Guards the others: the same input, and rows are lost."""
+    """Guards the others: the same input, and rows are lost.
+
+    What breaks it breaks
+    `tests/real/test_kafka_alignment.py::test_nothing_is_dropped_on_any_shape_and_the_state_stays_small` too, or that
+    partitions lag `tests/unit/test_bench_align.py`.
+    """
     topic, rows = json_topic
     outcome = run(
         tmp_path,
@@ -224,6 +229,9 @@ def test_without_alignment_rows_are_dropped(
 def test_an_event_time_that_is_a_field_of_the_value_is_as_exact(
     spark: SparkSession, kafka: Broker, json_topic: tuple[str, int], tmp_path: Path
 ) -> None:
+    """What breaks it breaks `tests/unit/connectors/kafka/test_kafka_event_times.py` or
+    `tests/real/test_kafka_event_time.py::test_an_event_time_that_is_a_field_of_the_values` too.
+    """
     topic, rows = json_topic
     frame = read(spark, kafka, topic, aligned(valueFormat="json", eventTimeColumn="at"))
     nothing_is_lost(run(tmp_path, parsed=frame)["parsed"], rows)
@@ -232,7 +240,12 @@ def test_an_event_time_that_is_a_field_of_the_value_is_as_exact(
 def test_two_sources_of_a_query_are_one_group_and_a_stop_in_the_middle_loses_nothing(
     spark: SparkSession, kafka: Broker, topic_name: str, tmp_path: Path
 ) -> None:
-    """One topic is three minutes ahead of the other, in which a partition lags."""
+    """One topic is three minutes ahead of the other, in which a partition lags.
+
+    What breaks it breaks
+    `tests/real/test_event_time_stream.py::test_two_sources_of_one_query_are_aligned_and_nothing_is_late` and
+    `tests/real/test_event_time_stream.py::test_a_query_that_is_stopped_in_the_middle_goes_on_aligned` too.
+    """
     times = [each.tolist() for each in Topic("lagging", ROWS, LAG_MS).event_times()]
     ahead = [[at_ms + 180_000 for at_ms in each] for each in times[1:]]
     rows = ROWS + sum(map(len, ahead))
@@ -256,7 +269,11 @@ def test_two_sources_of_a_query_are_one_group_and_a_stop_in_the_middle_loses_not
 def test_a_partition_that_is_empty_or_begins_later_holds_nobody_and_loses_nothing(
     spark: SparkSession, kafka: Broker, topic_name: str, tmp_path: Path
 ) -> None:
-    """With an ordinary trigger: what is read to its end is idle after a second, and votes again with its next row."""
+    """With an ordinary trigger: what is read to its end is idle after a second, and votes again with its next row.
+
+    What breaks it breaks
+    `tests/real/test_kafka_alignment.py::test_a_partition_at_its_end_holds_the_others_until_it_is_idle` too.
+    """
     create_topic(kafka.plain, topic_name, 6)
     times = [each.tolist() for each in Topic("lagging", ROWS, LAG_MS).event_times()]
     fill(kafka, topic_name, times)

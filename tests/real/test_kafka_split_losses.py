@@ -237,6 +237,9 @@ def own_broker(tmp_path: Path) -> Iterator[Broker]:
 
 
 def test_a_broker_that_comes_back_is_read_on(own_broker: Broker) -> None:
+    """What breaks it breaks
+    `tests/real/test_kafka_stream.py::test_a_broker_that_is_killed_and_comes_back_loses_and_repeats_nothing` too.
+    """
     topic = create_topic(own_broker.plain, "comes-back", 2)
     value = b"x" * 500
     count = 60_000

@@ -91,7 +91,7 @@ def test_a_forked_child_reads_with_a_consumer_of_its_own(
 
 
 @pytest.mark.parametrize("decoder", ["auto", "plain"])
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_whatever_is_paused_added_and_restored_each_record_comes_once_and_in_order(
     kafka: Broker, topic_name: str, decoder: consumer_pool.Decoder, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

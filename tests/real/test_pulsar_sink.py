@@ -209,8 +209,12 @@ def test_a_publication_that_was_cut_off_is_completed(query: Query, tmp_path: Pat
     assert values(query.broker, query.topic) == texts
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("kills", [2, 10])
 def test_a_broker_killed_in_the_publication_costs_no_row(tmp_path: Path, topic_name: str, kills: int) -> None:
+    """What breaks it breaks `tests/real/test_pulsar_sink.py::test_a_publication_that_was_cut_off_is_completed` and
+    `tests/unit/sink/test_publication_retries.py` too, or
+    `tests/unit/connectors/pulsar/sink/test_pulsar_sink_options.py::test_only_what_no_other_attempt_changes_is_given_up`.
+    """
     random = Random(kills)
     with running_pulsar(tmp_path / "broker", deduplication=True) as broker:
         query = Query(broker, create_topic(broker, topic_name, 2), tmp_path / "query")
@@ -232,6 +236,9 @@ def test_a_broker_killed_in_the_publication_costs_no_row(tmp_path: Path, topic_n
 
 
 def test_a_broker_that_hangs_in_the_publication_costs_no_row(tmp_path: Path, topic_name: str) -> None:
+    """What breaks it breaks `tests/unit/sink/test_publication_retries.py` too, or
+    `tests/unit/connectors/pulsar/sink/test_pulsar_sink_options.py::test_only_what_no_other_attempt_changes_is_given_up`.
+    """
     with running_pulsar(tmp_path / "broker", deduplication=True) as broker:
         query = Query(broker, create_topic(broker, topic_name, 2), tmp_path / "query")
         short = {"pulsar.client.operationTimeoutMs": "2000", "pulsar.producer.sendTimeoutMs": "2000"}

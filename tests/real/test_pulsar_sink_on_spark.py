@@ -200,6 +200,9 @@ class KillsItself:
 def test_a_continuous_query_whose_workers_are_killed(
     spark: SparkSession, pulsar: PulsarAddresses, tmp_path: Path, topic_name: str, guarantee: str
 ) -> None:
+    """What breaks it breaks `tests/real/test_pulsar_sink.py::test_rows_are_out_at_once_and_a_barrier_waits_for_them`
+    too.
+    """
     topic = create_topic(pulsar, once(topic_name), 2)
     frame = numbers(spark, rows=80_000, rate=4000).mapInArrow(KillsItself(tmp_path), "value string")
     options = {

@@ -1,4 +1,9 @@
-"""Micro-batches from Pulsar into Pulsar; the driver is killed at every point of a commit: each row is there once."""
+"""Micro-batches from Pulsar into Pulsar; the driver is killed at every point of a commit: each row is there once.
+
+What breaks it breaks
+`tests/real/test_pulsar_sink_on_spark.py::test_a_micro_batch_that_spark_replays_with_other_tasks_is_written_once_or_again`
+and `tests/real/test_pulsar_sink_on_spark.py::test_a_commit_that_failed_half_way_goes_on_by_its_manifest` too.
+"""
 
 from __future__ import annotations
 

@@ -210,6 +210,7 @@ def test_rescales_and_restarts_keep_readers(
 
 
 def test_a_continuous_query_under_kills_of_the_broker(spark: SparkSession, topic_name: str, tmp_path: Path) -> None:
+    """What breaks it breaks `tests/real/test_pulsar_source.py::test_it_goes_on_after_the_broker_was_killed` too."""
     with running_pulsar() as broker:
         copy = Copy(spark, broker, topic_name, tmp_path)
         copy.send(30)

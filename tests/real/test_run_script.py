@@ -100,25 +100,30 @@ def test_pulsar_runs_until_ctrl_c_and_cleans_up(tmp_path: Path) -> None:
 def test_ci_sets_up_from_nothing_and_runs_the_tests() -> None:
     """What CI runs is what a developer runs, and no cache hides a step that the set-up lacks."""
     script = (ROOT / ".ci" / "run").read_text()
-    assert script.splitlines()[-1] == "exec ./run test"
+    assert script.splitlines()[-1] == "exec ./run test --all"
     assert "rm -rf .venv .cache" in script
     assert "PIP_NO_CACHE_DIR=1" in script
     assert "maven.repo.local" in script
 
 
 def set_up_with(
-    tmp_path: Path, pip: str, *arguments: str, folder: Path | None = None
+    tmp_path: Path, pip: str, *arguments: str, folder: Path | None = None, runs: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """Run ./run of a project of its own, whose Python is a script that makes environments with another such script."""
+    """Run ./run of a project of its own, whose Python is a script that makes environments with another such script.
+
+    ``runs`` is what that does with ruff, mypy and pytest.
+    """
     project = tmp_path / "project"
-    (project / "src").mkdir(parents=True, exist_ok=True)
+    for folder_name in ("src", ".cache/jars"):
+        (project / folder_name).mkdir(parents=True, exist_ok=True)
     for name in ("run", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, project)
     python = tmp_path / "python"
     python.write_text(f"""#!/bin/bash
 [ "$1 $2" = "-m venv" ] || exec {sys.executable} "$@"
 mkdir -p "$4/bin"
-printf '#!/bin/bash\n[ "$1 $2" = "-m pip" ] || exec {sys.executable} "$@"\n%s\n' {shlex.quote(pip)} >"$4/bin/python"
+printf '#!/bin/bash\n%s\n[ "$1 $2" = "-m pip" ] || exec {sys.executable} "$@"\n%s\n' \\
+    {shlex.quote(f'case "$2" in ruff|mypy|pytest) {runs} ;; esac' * bool(runs))} {shlex.quote(pip)} >"$4/bin/python"
 chmod +x "$4/bin/python"
 """)
     python.chmod(0o755)
@@ -130,6 +135,43 @@ chmod +x "$4/bin/python"
         text=True,
         stdin=subprocess.DEVNULL,
     )
+
+
+LINT = ["ruff check .", "ruff format --check .", "mypy --strict src"]
+FIRST, REST, ALL = (
+    f"pytest {tier} --numprocesses 4 --dist loadfile --durations=10"
+    for tier in ("--tier=first", "--tier=rest", "--exhaustive")
+)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], [*LINT, FIRST]),
+        (["--all"], [*LINT, FIRST, REST]),
+        (["--exhaustive"], [*LINT, ALL]),
+        (["--exhaustive", "--all"], [*LINT, ALL]),
+        (["--all", "--cost"], [*LINT, f"{FIRST} --cost", f"{REST} --cost"]),
+        (["tests/unit", "-k", "offsets"], ["pytest tests/unit -k offsets"]),
+        (["--cost", "tests/unit"], ["pytest --cost tests/unit"]),
+    ],
+    ids=["first", "all", "exhaustive", "both of them", "cost", "a folder", "the cost of a folder"],
+)
+def test_each_tier_is_a_command_that_says_how_long_its_parts_took(
+    tmp_path: Path, arguments: list[str], expected: list[str]
+) -> None:
+    log = tmp_path / "log"
+    done = set_up_with(tmp_path, "exit 0", "test", *arguments, runs=f'echo "${{@:2}}" >>{log}; exit 0')
+    assert done.returncode == 0, done.stderr
+    assert log.read_text().splitlines() == expected
+    assert re.findall(r"^run: \d+ s: (.*)", done.stderr, re.MULTILINE) == expected[:-1], "pytest itself says the last's"
+
+
+def test_a_tier_that_fails_ends_the_tests(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    failing = f'echo "${{@:2}}" >>{log}; [[ "$*" != *first* ]] || exit 5; exit 0'
+    assert set_up_with(tmp_path, "exit 0", "test", "--all", runs=failing).returncode == 5
+    assert log.read_text().splitlines() == [*LINT, FIRST]
 
 
 def test_a_set_up_that_failed_says_why_and_the_next_one_begins_afresh(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import msgspec
 import pytest
@@ -18,7 +18,8 @@ from tests.seeds import FAILED
 
 SCHEDULES, EVENTS, FAULTS = 2_000, 200, 3
 SEEDS = 2_400  # some end before so much has happened
-ORDINARY = 250
+OF_A_COMMIT = 250
+FIXED = 80
 
 
 def assert_all_hold(outcomes: Iterable[tuple[Outcome, Coverage]]) -> tuple[int, Coverage]:
@@ -35,7 +36,6 @@ def assert_all_hold(outcomes: Iterable[tuple[Outcome, Coverage]]) -> tuple[int, 
     return eventful, coverage
 
 
-@pytest.mark.exhaustive
 @pytest.mark.timeout(1800)  # some minutes of both cores, which other tests may want as well
 def test_two_thousand_schedules_hold_and_converge() -> None:
     eventful, coverage = assert_all_hold(simulate_many(range(SEEDS), 2))
@@ -44,13 +44,25 @@ def test_two_thousand_schedules_hold_and_converge() -> None:
     assert coverage.share() >= 0.88, coverage.missing()
 
 
-def test_this_commits_schedules_and_those_that_once_failed_hold_and_converge() -> None:
-    seeds = dict.fromkeys([*FAILED, *search.rotating(ORDINARY, SEEDS)])
+def test_fixed_schedules_and_those_that_once_failed_hold_and_converge() -> None:
+    assert_share_of_schedules_holds(dict.fromkeys([*FAILED, *range(FIXED)]), 0.7, 0.7)
+
+
+def test_this_commits_schedules_hold_and_converge() -> None:
+    """What breaks it breaks
+    `tests/scenarios/test_simulated_cluster.py::test_fixed_schedules_and_those_that_once_failed_hold_and_converge` too,
+    unless only few schedules show it.
+    """
+    assert_share_of_schedules_holds(search.rotating(OF_A_COMMIT, SEEDS), 0.8, 0.8)
+
+
+def assert_share_of_schedules_holds(seeds: Collection[int], eventful_share: float, share: float) -> None:
+    """Check that schedules hold, that so many as of all are eventful, and that so much of what there is is met."""
     coverage = Coverage()
     with coverage.recording():
         eventful, _ = assert_all_hold((simulate(Scenario.of(seed))[0], coverage) for seed in seeds)
-    assert eventful >= ORDINARY * SCHEDULES / SEEDS * 0.8
-    assert coverage.share() >= 0.8, coverage.missing()
+    assert eventful >= len(seeds) * SCHEDULES / SEEDS * eventful_share
+    assert coverage.share() >= share, coverage.missing()
 
 
 def test_enumerators_that_fail_change_no_execution_whatever_checkpoint_is_under_way() -> None:

@@ -59,31 +59,28 @@ def _kind(verb: Verb) -> tuple[str, ...]:
     return ()
 
 
-TESTS = """
-import pytest
-from tests import search
-
-@pytest.mark.exhaustive
-def test_all():
-    assert search.exhaustive
-
-def test_some():
-    pass
-"""
+FIXED_SCHEDULES = "test_fixed_schedules_and_those_that_once_failed_hold_and_converge"
+OF_THE_COMMIT = "test_this_commits_schedules_hold_and_converge"
+ALL_SCHEDULES = "test_two_thousand_schedules_hold_and_converge"
 
 
-@pytest.mark.parametrize(("options", "reported"), [((), "1 passed, 1 deselected"), (("--exhaustive",), "2 passed")])
-def test_what_is_exhaustive_runs_when_it_is_asked_for(
-    repository: Path, tmp_path: Path, options: tuple[str, ...], reported: str
-) -> None:
-    (tmp_path / "conftest.py").write_text((repository / "tests/conftest.py").read_text())
-    (tmp_path / "test_searching.py").write_text(TESTS)
-    command = [sys.executable, "-m", "pytest", "-c", str(repository / "pyproject.toml"), "-p", "no:cacheprovider"]
-    ran = subprocess.run(
-        [*command, "--durations=1", str(tmp_path), *options], cwd=repository, capture_output=True, text=True
-    )
-    assert reported in ran.stdout, ran.stdout + ran.stderr
-    assert ("seeds: block" in ran.stdout) is not bool(options)
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--tier=first"], {FIXED_SCHEDULES}),
+        (["--tier=rest"], {OF_THE_COMMIT}),
+        ([], {FIXED_SCHEDULES, OF_THE_COMMIT}),
+        (["--exhaustive"], {FIXED_SCHEDULES, OF_THE_COMMIT, ALL_SCHEDULES}),
+    ],
+    ids=["first", "rest", "both", "exhaustive"],
+)
+def test_a_run_has_its_tier(repository: Path, options: list[str], expected: set[str]) -> None:
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--collect-only", "-v", "--durations=1"]
+    files = ["tests/scenarios/test_simulated_cluster.py", "tests/scenarios/test_autoscaler_follows_the_load.py"]
+    ran = subprocess.run([*command, *files, *options], cwd=repository, capture_output=True, text=True)
+    assert {each for each in (FIXED_SCHEDULES, OF_THE_COMMIT, ALL_SCHEDULES) if each in ran.stdout} == expected
+    assert ("halves[23]" in ran.stdout) == ("exhaustive: all seeds" in ran.stdout) == ("--exhaustive" in options)
+    assert ("seeds: block" in ran.stdout) == (options in ([], ["--tier=rest"]))
     assert "all tests together: " in ran.stdout
 
 
