@@ -64,7 +64,10 @@ _SETTINGS = {
     # A ledger may be closed, and then be trimmed, as soon as it is large enough.
     "managedLedgerMinLedgerRolloverTimeMinutes": "0",
     "exposeTopicLevelMetricsInPrometheus": "false",
+    "maxMessageSize": str(5 << 20),
 }
+_FRAME_PADDING = 10 << 10
+"""How much larger than a message's payload an entry may be, by what the broker lets pass."""
 _LOGGING = """\
 <Configuration status="ERROR">
   <Appenders><Console name="console"><PatternLayout pattern="%d{ISO8601} %-5p %c{1} %m%n"/></Console></Appenders>
@@ -166,6 +169,8 @@ class PulsarBroker(Server):
                 "brokerClientAuthenticationParameters": f"token:{self.token()}",
             }
         chosen |= settings or {}
+        # Else the bookie refuses the largest messages, by dropping the connection, and the broker tries for ever.
+        chosen.setdefault("nettyMaxFrameSizeBytes", str(int(chosen["maxMessageSize"]) + _FRAME_PADDING))
         self._settings = folder / "standalone.conf"
         _private(self._settings, "".join(f"{name}={value}\n" for name, value in chosen.items()))
         (folder / "log4j2.xml").write_text(_LOGGING)

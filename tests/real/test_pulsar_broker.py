@@ -145,6 +145,14 @@ def test_topics_are_made_trimmed_compacted_and_deleted(pulsar: PulsarAddresses, 
         ledgers(pulsar, f"{topic_name}-partition-0")
 
 
+def test_messages_as_large_as_allowed_are_taken(pulsar: PulsarAddresses, topic_name: str) -> None:
+    """By the store, too: what the broker lets pass, and the store refuses, the broker would write again for ever."""
+    create_topic(pulsar, topic_name)
+    large = bytes((5 << 20) + 1)  # in two chunks, of which the first is as large as a message may be
+    produce(pulsar, topic_name, [Message(large), Message(b"after")], batch=1, chunking_enabled=True)
+    assert [each.data() for each in read_topic(pulsar, topic_name)] == [large, b"after"]
+
+
 def test_compacted_reads(pulsar: PulsarAddresses, topic_name: str) -> None:
     create_topic(pulsar, topic_name)
     produce(pulsar, topic_name, [Message(b"%d" % each, str(each % 3)) for each in range(9)], batch=1)
