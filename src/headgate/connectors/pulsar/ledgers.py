@@ -106,7 +106,7 @@ class Ledgers(msgspec.Struct, frozen=True):
                 reached = Position(ledger.id, ledger.entries - there + taken - 1)
             if taken < there:
                 break
-            left -= taken * size
+            left = max(0, left - taken * size)  # the first entry is taken, however large
         return reached
 
     def last_entry(self, end: Position) -> Position | None:

@@ -132,6 +132,8 @@ def test_the_last_entry_up_to_an_end(end: Position, last: Position | None) -> No
         (None, 1000, Position(5, 9)),
         (None, 1200, Position(9, 0)),
         (Position(5, 8, 0), 1, Position(5, 8)),
+        (Position(5, 8), 1, Position(5, 9)),
+        (Position(5, 8), 99, Position(5, 9)),
         (Position(5, 9), 10_000, Position(9, 3)),
         (Position(9, 3), 10_000, None),
     ],
