@@ -9,12 +9,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import fastavro
 import pulsar as pulsar_client
 import pyarrow as pa
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
 from pulsar.schema import Array, AvroSchema, Double, Integer, Long, Record, String
 
 from headgate.connectors.pulsar import split_reader
@@ -229,12 +232,56 @@ def test_new_partitions_and_topics_are_found_and_read_whole(pulsar: PulsarAddres
 
 
 def test_messages_in_chunks_are_an_error(own_broker: PulsarBroker, topic_name: str) -> None:
+    """Whole between others, and also where only a part of one is read: the client drops that."""
     create_topic(own_broker, topic_name)
     produce(own_broker, topic_name, messages(3))
     produce(own_broker, topic_name, [Message(bytes(250_000))], batch=1, chunking_enabled=True)
-    assert [len(each.data()) for each in read_topic(own_broker, topic_name)] == [1, 1, 1, 250_000]
-    with pytest.raises(SourceError, match=rf"{topic_name} has messages that were sent in chunks"):
-        read(source(own_broker, topic_name))
+    first_id, *_ = produce(own_broker, topic_name, messages(3, 3))
+    assert [len(each.data()) for each in read_topic(own_broker, topic_name)] == [1, 1, 1, 250_000, 1, 1, 1]
+    second = pulsar_client.MessageId(-1, first_id.ledger_id(), first_id.entry_id() - 2, -1)
+    in_the_middle = by_topic(topic_name, list(second.serialize()))
+    for part in ({}, {"endingOffsets": in_the_middle}, {"startingOffsets": in_the_middle}):
+        with pytest.raises(SourceError, match=rf"{topic_name} has messages that were sent in chunks"):
+            read(source(own_broker, topic_name, **part))
+
+
+def crypto_keys(file: Path) -> Path:
+    """Write a private key into a file, and its public one beside; return the file."""
+    key = rsa.generate_private_key(65537, 2048)
+    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+    file.write_bytes(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
+    public = key.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo)
+    file.with_name(f"{file.name}.public").write_bytes(public)
+    return file
+
+
+def test_encrypted_messages(pulsar: PulsarAddresses, topic_name: str, tmp_path: Path) -> None:
+    """The client drops what it cannot decrypt, unless it is asked to return it as it is; of batches it loses count."""
+    ours, theirs = crypto_keys(tmp_path / "ours"), crypto_keys(tmp_path / "theirs")
+    encrypted = {
+        "encryption_key": "harbour", "crypto_key_reader": pulsar_client.CryptoKeyReader(f"{ours}.public", str(ours)),
+    }  # fmt: skip
+    create_topic(pulsar, topic_name)
+    produce(pulsar, topic_name, messages(2), batch=1)
+    produce(pulsar, topic_name, messages(2, 2), batch=1, **encrypted)
+    produce(
+        pulsar, topic_name, messages(596, 4), batch=2, compression_type=pulsar_client.CompressionType.LZ4, **encrypted
+    )
+    produce(pulsar, topic_name, messages(2, 600), batch=1)
+    with pytest.raises(BadDataError, match=rf"the message \d+:2 of .*{topic_name} is encrypted with the key 'harbour'"):
+        read(source(pulsar, topic_name))
+    key_file = {"pulsar.reader.defaultCryptoKeyReader": f"file://{ours}"}
+    rows = read(source(pulsar, topic_name, **key_file))
+    assert numbers(rows) == list(range(602))
+    assert {row["value"]: row["__key"] for row in rows} == {
+        each.value: each.key and each.key.encode() for each in messages(602)
+    }
+    wrong = {"pulsar.reader.defaultCryptoKeyReader": str(theirs)}
+    with pytest.raises(BadDataError, match=r"is encrypted with the key 'harbour'"):
+        read(source(pulsar, topic_name, **wrong))
+    # Far fewer messages than came may be on their way at once.
+    few = {"pulsar.reader.receiverQueueSize": "50", "failOnDataLoss": "false"}
+    assert numbers(read(source(pulsar, topic_name, **few))) == [0, 1, 600, 601]
 
 
 def test_topics_that_are_not_there(pulsar: PulsarAddresses, topic_name: str) -> None:

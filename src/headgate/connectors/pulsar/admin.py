@@ -14,7 +14,8 @@ import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any
 
 from headgate.connectors.pulsar.client import (
@@ -25,12 +26,15 @@ from headgate.connectors.pulsar.client import (
     token_of,
     user_and_password,
 )
+from headgate.connectors.pulsar.entries import Holds, holds
+from headgate.connectors.pulsar.jobs import in_parallel
 from headgate.connectors.pulsar.ledgers import Ledger, Ledgers
 from headgate.connectors.pulsar.oauth2 import ClientCredentials
 from headgate.connectors.pulsar.position import Position
 from headgate.errors import DataLossError, SourceError, SourceUnavailableError
 
 _MOST_REDIRECTIONS = 5
+_ENTRIES_AT_ONCE = 8
 _PASSING = (408, 409, 412, 429)
 """Answers that are others a moment later: a topic is being loaded, unloaded or made."""
 
@@ -145,7 +149,27 @@ class PulsarAdmin:
         finally:
             self._ask("POST", f"/{_path(topic)}/subscription/{name}/resetcursor", place)
 
-    def _ask(self, method: str, path: str, body: Any = None, *, conflict_ok: bool = False, version: str = "v2") -> Any:
+    def entries(self, topic: str, wanted: Sequence[tuple[int, int]]) -> list[Holds | None]:
+        """Return what entries of a topic without partitions, or of one partition, hold; None: one is not there.
+
+        Parameters
+        ----------
+        topic
+            Whose.
+        wanted
+            Numbers of ledgers and of entries in them; a few are asked for at once.
+        """
+
+        def ask(ledger: int, entry: int) -> Holds | None:
+            found: Holds | None = self._ask("GET", f"/{_path(topic)}/ledger/{ledger}/entry/{entry}", read=_held)
+            return found
+
+        return in_parallel([partial(ask, *each) for each in wanted], _ENTRIES_AT_ONCE)
+
+    def _ask(
+        self, method: str, path: str, body: Any = None, *, conflict_ok: bool = False, version: str = "v2",
+        read: Callable[[http.client.HTTPResponse], Any] | None = None,
+    ) -> Any:  # fmt: skip
         """Return the answer, or None where there is no such thing."""
         url = f"{self._url}/admin/{version}{path}"
         data = None if body is None else json.dumps(body).encode()
@@ -154,8 +178,7 @@ class PulsarAdmin:
             request = urllib.request.Request(url, data=data, method=method, headers=headers)
             try:
                 with self._opener.open(request, timeout=self.config.timeout_ms / 1000) as answer:
-                    text = answer.read()
-                return json.loads(text) if text else {}
+                    return (read or _parsed)(answer)
             except urllib.error.HTTPError as error:
                 target = error.headers.get("Location", "")
                 allowed = ("https://",) if url.startswith("https://") else ("http://", "https://")
@@ -201,6 +224,16 @@ class PulsarAdmin:
         if code >= 500 or code in _PASSING:
             return SourceUnavailableError(what, source=NAME, address=self._url)
         return SourceError(what, source=NAME, address=self._url)
+
+
+def _parsed(answer: http.client.HTTPResponse) -> Any:
+    text = answer.read()
+    return json.loads(text) if text else {}
+
+
+def _held(answer: http.client.HTTPResponse) -> Holds:
+    """Return what an entry holds. Its bytes, which may be many, are left on the way."""
+    return holds(answer.headers)
 
 
 def _body(error: urllib.error.HTTPError) -> bytes:

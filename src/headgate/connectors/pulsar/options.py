@@ -119,10 +119,20 @@ def topic_list(value: str) -> tuple[str, ...]:
 LEAST_QUEUED = 2
 """The smallest queue of a reader: the client drops the message after which it starts, and asks for no other instead."""
 
+
+def key_file(value: str) -> str:
+    """Parse the path of a file, or a ``file:`` address of it."""
+    path = value.strip().removeprefix("file://").removeprefix("file:")
+    if not path or path.startswith("data:"):
+        raise ValueError("the path of a file")
+    return path
+
+
 _READER = {
     "receiverQueueSize": integer(LEAST_QUEUED),
     "readerName": text,
     "subscriptionRolePrefix": text,
+    "defaultCryptoKeyReader": key_file,
 }
 """The properties of ``pulsar.reader.*`` that have an effect."""
 
@@ -219,7 +229,8 @@ def reader_arguments(options: Options) -> dict[str, Any]:
     """
     by_lower = {name.lower(): name for name in _READER}
     python = {"receiverQueueSize": "receiver_queue_size", "readerName": "reader_name",
-              "subscriptionRolePrefix": "subscription_role_prefix"}  # fmt: skip
+              "subscriptionRolePrefix": "subscription_role_prefix",
+              "defaultCryptoKeyReader": "crypto_key_reader"}  # fmt: skip
     found = {}
     for given, value in options.matching("pulsar.reader.*").items():
         name = by_lower.get(given.lower())

@@ -77,6 +77,11 @@ def is_beyond(message_id: bytes, stop: Position) -> bool:
     return Position(fields[_LEDGER], fields[_ENTRY], max(0, fields.get(_BATCH_INDEX, 0))) > stop
 
 
+def batch_size(message_id: bytes) -> int:
+    """Return how many messages the batch of a message has; 0: it is in none; raises as `after_message`."""
+    return _parsed(message_id).get(_BATCH_SIZE, 0)
+
+
 def is_chunked(message_id: bytes) -> bool:
     """Return whether a message was sent in several entries; ids of those say where the first one is."""
     return _FIRST_CHUNK in message_id and _has_first_chunk(message_id)

@@ -7,8 +7,8 @@ queue holds is *drained*. An empty queue of an unbounded read is *armed*: the cl
 That of a bounded read is looked at again, as messages must be there; when nothing comes, the brokers are asked whether
 anything is left, which may not be if the last entries hold nothing for readers (ends of transactions).
 
-Where messages of two ledgers follow each other, they wait until the brokers have reported whether any between them were
-given up: see `ledgers`.
+Where messages of two ledgers follow each other, or entries were passed over, messages wait until the brokers have
+reported whether any between them were given up or not delivered: see `ledgers` and `entries`.
 
 Follows FLIP-27, "High-level Readers"; FLIP-217 for pausing.
 """
@@ -18,8 +18,9 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
@@ -29,12 +30,21 @@ import pyarrow.compute as pc
 from headgate.connectors.pulsar.admin import PulsarAdmin
 from headgate.connectors.pulsar.client import NAME, ClientConfig
 from headgate.connectors.pulsar.columns import PulsarColumns
+from headgate.connectors.pulsar.entries import Entry, Holds, entries_of, is_encrypted, passed_over
 from headgate.connectors.pulsar.jobs import Jobs
 from headgate.connectors.pulsar.ledgers import Ledgers, is_lost, remembered
-from headgate.connectors.pulsar.opening import did_not_come, messages_gone, open_reader, release
+from headgate.connectors.pulsar.opening import (
+    did_not_come,
+    in_chunks,
+    messages_gone,
+    not_decrypted,
+    not_delivered,
+    open_reader,
+    release,
+)
 from headgate.connectors.pulsar.position import Position, after_message, is_beyond, is_chunked
 from headgate.connectors.pulsar.split import PulsarSplit
-from headgate.errors import DataLossError, SourceError, SourceUnavailableError
+from headgate.errors import DataLossError, HeadgateError, SourceUnavailableError
 from headgate.source.metrics import MetricGroup
 from headgate.source.split_reader import FetchedBatch, SplitReader
 
@@ -54,12 +64,21 @@ _LOOK_MS = 200
 _IDLE_LOOK_MS = 30_000
 """So often an idle partition's ledgers are looked at, so that it is known later that nothing of them was lost."""
 _RETRY_MS = 1000
+_MOST_ASKED = 64
+"""For so many entries the brokers are asked at a time."""
 
 
 class _Opened(NamedTuple):
     reader: Any
     ledgers: Ledgers
     position: Position | None
+
+
+class _Looked(NamedTuple):
+    ledgers: Ledgers | None
+    is_more: bool
+    following: Holds | None  # what is next
+    reached: Position | None  # up to which there is nothing
 
 
 class _Partition:
@@ -73,6 +92,10 @@ class _Partition:
         self.messages: deque[Any] = deque()  # that came while nobody drained
         self.unchecked: list[Any] = []  # taken, and waiting for what the brokers say of their ledgers
         self.reported: Ledgers | None = None  # what they reported
+        self.passed: Position | None = None  # up to which entries hold nothing that was not read
+        self.has_skipped = False  # messages that could not be decrypted
+        self.queue = 0  # how many messages the client may hold
+        self.unreturned = 0  # for how many of them it will not ask again
         self.is_armed = False
         self.is_ready = False
         self.is_looking = False
@@ -113,6 +136,7 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
         self._poll_timeout_ms = poll_timeout_ms
         self._reader_arguments = reader_arguments
         self._received = metric_group.counter("receivedMessages")
+        self._skipped = metric_group.counter("skippedMessages")
         self._admin = PulsarAdmin(config)
         self._jobs = Jobs(_OPENING_THREADS)
         self._partitions: dict[str, _Partition] = {}
@@ -126,8 +150,10 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
 
         Raises
         ------
-        DataLossError
-            Messages that were to be read are gone, or their topic is, and ``failOnDataLoss`` is set.
+        BadDataError, DataLossError
+            Messages that were to be read cannot be decrypted, or are gone, and ``failOnDataLoss`` is set.
+        SourceError
+            Messages were sent in chunks.
         SourceUnavailableError
             Messages of a bounded read do not come within ``pollTimeoutMs``.
         """
@@ -225,11 +251,16 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
                 why += f" ({self._trouble.rstrip('.')})"
             raise did_not_come(self._config, partition.split, why, self._poll_timeout_ms)
         partition.is_looking = True
-        reader, name = partition.reader, partition.split.name
+        reader, split, last = partition.reader, partition.split, _explained(partition)
 
-        def look() -> tuple[Ledgers | None, bool]:
-            ledgers = self._admin.ledgers(name)
-            return ledgers, not bounded or reader.has_message_available()
+        def look() -> _Looked:
+            ledgers = self._admin.ledgers(split.name)
+            until = split.stop if ledgers is None or split.stop is not None else ledgers.end
+            following, reached = None, until
+            if ledgers is not None and until is not None and (last is None or last < until):
+                following, place = self._first_held(split, passed_over((), last, until, ledgers))
+                reached = reached if place is None else Position(place.ledger, place.entry - 1)
+            return _Looked(ledgers, not bounded or reader.has_message_available(), following, reached)
 
         self._jobs.run(look, partial(self._on_looked, partition, partition.silent_ms))
 
@@ -247,17 +278,18 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
             if position is not None and is_lost(position, None, ledgers, ledgers):
                 self._lost(split, ledgers)
                 position = ledgers.beginning
-            opened = partition.opening = self._new_reader(split, position, ledgers)
+            opened = partition.opening = self._new_reader(partition, position, ledgers)
             if self._jobs.closed:  # nobody will take it
                 release(opened)
             return _Opened(opened, ledgers, position)
 
         self._jobs.run(work, partial(self._on_opened, partition))
 
-    def _new_reader(self, split: PulsarSplit, position: Position | None, ledgers: Ledgers) -> Any:
+    def _new_reader(self, partition: _Partition, position: Position | None, ledgers: Ledgers) -> Any:
         most = _QUEUE_BYTES // max(1, len(self._partitions)) // ledgers.entry_bytes
         arguments = {"receiver_queue_size": max(100, min(_MOST_QUEUED, most))} | self._reader_arguments
-        return open_reader(self._config, split, position, arguments)
+        partition.queue = arguments["receiver_queue_size"]
+        return open_reader(self._config, partition.split, position, arguments)
 
     def _on_opened(self, partition: _Partition, opened: _Opened | None, error: Exception | None) -> None:
         if error is not None or opened is None:
@@ -268,6 +300,15 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
         partition.reader, partition.ledgers, partition.failures = opened.reader, opened.ledgers, 0
         partition.split = msgspec.structs.replace(partition.split, position=opened.position)
         partition.is_ready = True
+
+    def _open_again(self, partition: _Partition) -> None:
+        """Open a partition from its position on, with a queue that is empty: what is in this one comes again."""
+        release(partition.reader)
+        partition.reader, partition.silent_ms = None, None
+        partition.is_armed = partition.is_ready = False
+        partition.messages.clear()
+        partition.unreturned = 0
+        self._open(partition)
 
     def _failed(self, partition: _Partition, error: Exception) -> None:
         """Open a partition again after a while where that may help, else raise."""
@@ -291,24 +332,21 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
         if not messages:
             return None
         split = partition.split
-        last_id = messages[-1].message_id().serialize()
-        after = after_message(last_id)
-        if is_chunked(last_id):
-            raise SourceError(
-                f"{NAME}: {split.name} has messages that were sent in chunks (chunkingEnabled); these are not read: "
-                "a position may lie between the chunks of one. Send them whole: raise the brokers' maxMessageSize.",
-                source=NAME, path=split.name, split=split.split_id,
-            )  # fmt: skip
-        ledgers = self._checked_ledgers(partition, messages, after)
+        after = after_message(messages[-1].message_id().serialize())
+        if is_chunked(messages[0].message_id().serialize()):  # of others a part was passed over
+            raise in_chunks(split)
+        finished = split.stop is not None and after >= split.stop
+        entries, until = entries_of(messages), split.stop if finished else None
+        ledgers = self._checked_ledgers(partition, entries, until)
         if ledgers is None:
-            self._ask_ledgers(partition, messages)
+            self._ask_ledgers(partition, messages, entries, until)
             return None
-        finished = False
-        if split.stop is not None and after >= split.stop:
-            finished = True
+        if finished:
+            assert split.stop is not None
             while messages and is_beyond(messages[-1].message_id().serialize(), split.stop):
                 messages.pop()
             after = after_message(messages[-1].message_id().serialize()) if messages else split.stop
+        messages = self._decrypted(partition, messages, entries)
         partition.silent_ms = now_ms if partition.is_armed else None
         try:
             batch, kept = self._columns.rows(split.name, messages, split.topic)
@@ -324,12 +362,32 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
             partition.most = max(16, min(_MOST_MESSAGES, fit, 8 * partition.most))
         if finished:
             self._finish(partition, say=False)
+        elif partition.unreturned * 2 >= partition.queue:
+            self._open_again(partition)
         return FetchedBatch(
             split=moved,
             batch=batch,
             finished=finished,
             position_at=None if batch is None else _positions(split, messages, kept),
         )
+
+    def _decrypted(self, partition: _Partition, messages: list[Any], entries: Sequence[Entry]) -> list[Any]:
+        """Return the messages without those that could not be decrypted, whole batches; raise if none may be lost."""
+        there = [each.place for each in entries if each.place < len(messages)]
+        encrypted = [place for place in there if is_encrypted(messages[place])]
+        if not encrypted:
+            return messages
+        error = not_decrypted(partition.split, messages[encrypted[0]])
+        if self._fail_on_data_loss:
+            raise error
+        count = sum(max(1, messages[place].encryption_context().batch_size()) for place in encrypted)
+        self._skipped.inc(count)
+        if not partition.has_skipped:
+            logger.warning("%s It is false: such messages are left out, and counted as skippedMessages.", error)
+        partition.has_skipped = True
+        partition.unreturned += count - len(encrypted)
+        left_out = set(encrypted)
+        return [message for place, message in enumerate(messages) if place not in left_out]
 
     def _take(self, partition: _Partition, now_ms: int) -> list[Any]:
         import pulsar
@@ -361,22 +419,25 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
     def _arm(self, partition: _Partition) -> None:
         import pulsar
 
-        jobs = self._jobs
+        jobs, reader = self._jobs, partition.reader
         partition.is_armed = True
 
         def received(result: Any, message: Any) -> None:  # on the client's thread
             if result == pulsar.Result.Ok:
-                jobs.post(lambda: self._on_message(partition, message))
+                jobs.post(lambda: self._on_message(partition, reader, message))
             elif result != pulsar.Result.AlreadyClosed:
-                jobs.post(lambda: self._on_no_message(partition, result))
+                jobs.post(lambda: self._on_no_message(partition, reader, result))
 
-        partition.reader.read_next_async(received)
+        reader.read_next_async(received)
 
-    def _on_message(self, partition: _Partition, message: Any) -> None:
-        partition.messages.append(message)
-        partition.is_armed, partition.is_ready = False, True
+    def _on_message(self, partition: _Partition, reader: Any, message: Any) -> None:
+        if reader is partition.reader:
+            partition.messages.append(message)
+            partition.is_armed, partition.is_ready = False, True
 
-    def _on_no_message(self, partition: _Partition, result: Any) -> None:
+    def _on_no_message(self, partition: _Partition, reader: Any, result: Any) -> None:
+        if reader is not partition.reader:
+            return
         self._trouble = f"{NAME}: {partition.split.name} cannot be read now: {result}."
         partition.is_armed, partition.is_ready, partition.due_ms = False, True, _now_ms() + _RETRY_MS
 
@@ -386,11 +447,35 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
         partition.messages.extendleft(reversed(messages))
         partition.is_ready, partition.due_ms = True, now_ms + _RETRY_MS
 
-    def _ask_ledgers(self, partition: _Partition, messages: list[Any]) -> None:
+    def _ask_ledgers(
+        self, partition: _Partition, messages: list[Any], entries: Sequence[Entry], until: Position | None
+    ) -> None:
         """Ask the brokers what there is, after these messages came; others wait after them."""
         partition.unchecked = messages
-        name = partition.split.name
-        self._jobs.run(lambda: self._admin.ledgers(name) or Ledgers(()), partial(self._on_ledgers, partition))
+        split, last = partition.split, _explained(partition)
+
+        def ask() -> Ledgers:
+            ledgers = self._admin.ledgers(split.name) or Ledgers(())
+            held, place = self._first_held(split, passed_over(entries, last, until, ledgers))
+            if held == "a part of one":
+                raise in_chunks(split)
+            if held == "a message" and place is not None:
+                self._report(not_delivered(split, place))
+            return ledgers
+
+        self._jobs.run(ask, partial(self._on_ledgers, partition))
+
+    def _first_held(
+        self, split: PulsarSplit, entries: Iterator[tuple[int, int]]
+    ) -> tuple[Holds | None, Position | None]:
+        """Return what the first entry holds that is there and holds something, and the position after it. Blocks."""
+        count = 1
+        while asked := list(islice(entries, count)):
+            for place, held in zip(asked, self._admin.entries(split.name, asked), strict=True):
+                if held is not None and held != "nothing":
+                    return held, Position(*place)
+            count = min(2 * count, _MOST_ASKED)
+        return None, None
 
     def _on_ledgers(self, partition: _Partition, reported: Ledgers | None, error: Exception | None) -> None:
         if partition.split.split_id not in self._partitions:
@@ -405,29 +490,27 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
             raise error
         partition.is_ready = True
 
-    def _checked_ledgers(self, partition: _Partition, messages: list[Any], after: Position) -> Ledgers | None:
-        """Return what is known of the ledgers; None if that is older than the messages. Raise where some were lost."""
-        position = partition.split.position
-        first_ledger = messages[0].message_id().ledger_id()
+    def _checked_ledgers(
+        self, partition: _Partition, entries: Sequence[Entry], until: Position | None
+    ) -> Ledgers | None:
+        """Return what is known of the ledgers; None if that does not say what became of what was passed over.
+
+        Raise where some were lost.
+        """
+        last = partition.split.position
         now, partition.reported = partition.reported, None
-        if (position is None or first_ledger == position.ledger) and first_ledger == after.ledger:
-            return partition.ledgers
         if now is None:
-            return None
-        ledger = None if position is None else position.ledger
-        previous: Any = None
-        for message in messages:
-            following = message.message_id().ledger_id()
-            if ledger is not None and following != ledger:
-                last = position if previous is None else after_message(previous.message_id().serialize())
-                assert last is not None
-                if is_lost(last, Position(following, -1), partition.ledgers, now):
-                    self._lost(msgspec.structs.replace(partition.split, position=last), now)
-            ledger, previous = following, message
+            is_new = entries[-1].ledger != (entries[0].ledger if last is None else last.ledger)
+            passed = passed_over(entries, _explained(partition), until, partition.ledgers)
+            return None if is_new or next(passed, None) is not None else partition.ledgers
+        for each in entries:
+            if last is not None and is_lost(last, Position(each.ledger, -1), partition.ledgers, now):
+                self._lost(msgspec.structs.replace(partition.split, position=last), now)
+            last = Position(each.ledger, each.entry)
         return now
 
     def _on_looked(
-        self, partition: _Partition, silent_ms: int, looked: tuple[Ledgers | None, bool] | None, error: Exception | None
+        self, partition: _Partition, silent_ms: int, looked: _Looked | None, error: Exception | None
     ) -> None:
         partition.is_looking = False
         partition.look_ms = _now_ms() + (_LOOK_MS if partition.split.stop is not None else _IDLE_LOOK_MS)
@@ -438,16 +521,18 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
         if error is not None or looked is None:
             self._trouble = str(error)
             return
-        ledgers, is_more = looked
         self._trouble = None
-        split = partition.split
+        split, ledgers = partition.split, looked.ledgers
         if ledgers is None:
             self._failed(partition, _deleted(split))
             return
+        if looked.following == "a part of one":
+            raise in_chunks(split)
         if split.position is not None and is_lost(split.position, None, partition.ledgers, ledgers):
             self._lost(split, ledgers)
         partition.ledgers = remembered(partition.ledgers, ledgers, split.position)
-        if not is_more and split.stop is not None:
+        partition.passed = looked.reached
+        if not looked.is_more and looked.following is None and split.stop is not None:
             # Everything up to the stop was received; what is in the queue is drained before this is believed.
             batch = self._drain(partition, _now_ms())
             if batch is not None:
@@ -467,7 +552,9 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
             self._found.append(FetchedBatch(split=partition.split, finished=True))
 
     def _lost(self, split: PulsarSplit, ledgers: Ledgers) -> None:
-        error = messages_gone(split, ledgers.beginning)
+        self._report(messages_gone(split, ledgers.beginning))
+
+    def _report(self, error: HeadgateError) -> None:
         if self._fail_on_data_loss:
             raise error
         logger.warning("%s It is false: reading goes on.", error)
@@ -486,6 +573,12 @@ def _positions(
         return msgspec.structs.replace(split, position=after, backlog_bytes=None)
 
     return position_at
+
+
+def _explained(partition: _Partition) -> Position | None:
+    """Return the position up to which it is known what became of each entry of a partition; None: its beginning."""
+    positions = [each for each in (partition.split.position, partition.passed) if each is not None]
+    return max(positions, default=None)
 
 
 def _waits(partition: _Partition) -> bool:

@@ -51,6 +51,7 @@ OAUTH2 = {"pulsar.client.authPluginClassName": "org.apache.pulsar.client.impl.au
         ({**OAUTH2, "pulsar.client.authParams": f'{{"clientSecret": "{SECRET}"}}'}, r"must be {.issuerUrl.: …, .priv"),
         ({"pulsar.reader.queueSize": "1"}, r"These have: receiverQueueSize"),
         ({"pulsar.reader.receiverQueueSize": "1"}, r"a whole number from 2"),
+        ({"pulsar.reader.defaultCryptoKeyReader": "data:;base64,x"}, r"must be the path of a file"),
         ({"pulsar.reader.readCompacted": "true"}, r"a range read again is not the same"),
         ({"subscriptionPrefix": "x"}, r"use 'predefinedSubscription'"),
     ],
