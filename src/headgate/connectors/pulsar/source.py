@@ -99,6 +99,7 @@ class PulsarSource(Source[PulsarSplit, PulsarState], SupportsSplitReassignmentOn
         self._scout: Scout | None = None
         self._time_of = time_of(self.options["eventTimeColumn"])
         self._turn = 0
+        self._warned: dict[str, Position] = {}  # where splits were when it was logged that what follows is gone
         self._went_on: dict[str, tuple[Position, Position]] = {}  # positions in ledgers that are gone, and after them
 
     def __getstate__(self) -> dict[str, Any]:
@@ -193,7 +194,8 @@ class PulsarSource(Source[PulsarSplit, PulsarState], SupportsSplitReassignmentOn
             The brokers do not answer.
         """
         ledgers = self._look(splits, now_ms)
-        self._keep(splits, now_ms)
+        # A subscription would make a topic again that was deleted.
+        self._keep([split for split in splits if ledgers[split.split_id].ledgers], now_ms)
         splits = [self._where(split) for split in splits]
         ends = self._visible(splits, ends_now(splits, ledgers))
         # Who is first differs from plan to plan: what is left over for the last ones may be too little.
@@ -258,11 +260,12 @@ class PulsarSource(Source[PulsarSplit, PulsarState], SupportsSplitReassignmentOn
         if wanted <= self._ledgers.keys() and 0 <= now_ms - self._asked_ms < _LEDGERS_AGAIN_MS:
             return self._ledgers
         admin, found = self._brokers(), {}
-        by_topic: dict[str, list[PulsarSplit]] = {}
+        # A topic that was deleted and made again may have partitions now, where it had none, or have none any longer.
+        by_topic: dict[tuple[str, bool], list[PulsarSplit]] = {}
         for split in splits:
-            by_topic.setdefault(split.topic, []).append(split)
-        for topic, of_topic in by_topic.items():
-            if of_topic[0].partition == NOT_PARTITIONED:
+            by_topic.setdefault((split.topic, split.partition != NOT_PARTITIONED), []).append(split)
+        for (topic, is_partitioned), of_topic in by_topic.items():
+            if not is_partitioned:
                 of = admin.ledgers(topic)
                 there = {} if of is None else {NOT_PARTITIONED: of}
             else:
@@ -288,7 +291,9 @@ class PulsarSource(Source[PulsarSplit, PulsarState], SupportsSplitReassignmentOn
         error = messages_gone(split, ledgers.beginning)
         if self.options["failOnDataLoss"]:
             raise error
-        logger.warning("%s It is false: reading goes on.", error)
+        if self._warned.get(split.split_id) != at:
+            logger.warning("%s It is false: reading goes on.", error)
+        self._warned[split.split_id] = at
 
     def _where(self, split: PulsarSplit) -> PulsarSplit:
         """Return a split whose ledger was read to its end, and is gone, before the one that followed it.
