@@ -48,6 +48,10 @@ _PRIMITIVES: dict[str, tuple[pa.DataType, str]] = {
 _BYTES = ("NONE", "BYTES", "AUTO_CONSUME")
 _RECORDS = ("JSON", "AVRO")
 _DAY_MS = 86_400_000
+_LARGEST = {"date": (2**31 - 1) * _DAY_MS, "timestamp": (2**63 - 1) // 1000}
+"""The largest number of milliseconds that a column of this type can have, and minus the smallest."""
+_LATEST_MS = 253_402_300_799_999
+"""The last millisecond of the year 9999. A larger number is none of milliseconds, but of a smaller unit."""
 
 
 def value_fields(schema: Mapping[str, Any] | None, topic: str) -> list[pa.Field]:
@@ -300,6 +304,11 @@ def _numbers(values: Sequence[bytes | None], kind: pa.DataType, code: np.dtype[A
     nulls = np.array([value is None for value in values])
     if pa.types.is_boolean(kind):
         return pa.array(found != 0, mask=nulls)
+    if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
+        most = _LARGEST["date" if pa.types.is_date(kind) else "timestamp"]
+        for wrong in np.flatnonzero((found > most) | (found < -most)):
+            name, facts = where(int(wrong))
+            raise BadDataError(f"The value {name} is {found[wrong]} ms since 1970-01-01: no {kind} has that.", **facts)
     if pa.types.is_date(kind):
         return pa.array((found // _DAY_MS).astype(np.int32), pa.int32(), mask=nulls).cast(kind)
     if pa.types.is_timestamp(kind):
@@ -307,15 +316,47 @@ def _numbers(values: Sequence[bytes | None], kind: pa.DataType, code: np.dtype[A
     return pa.array(found, kind, mask=nulls)
 
 
-def _times(millis: Sequence[int], *, zero_is_null: bool) -> pa.Array:
+def event_time_ms(message: Any) -> int | None:
+    """Return the event time of a message, in milliseconds; None: it has none.
+
+    Raises
+    ------
+    BadDataError
+        It is not in milliseconds: it would move a watermark beyond all others.
+    """
+    return _checked_ms(message, "__eventTime", message.event_timestamp()) or None
+
+
+def is_time(millis: int) -> bool:
+    """Return whether a time may be one in milliseconds: what producers set is not checked by anybody."""
+    return millis <= _LATEST_MS
+
+
+def _publish_time_ms(message: Any) -> int:
+    return _checked_ms(message, "__publishTime", message.publish_timestamp())
+
+
+def _checked_ms(message: Any, column: str, millis: int) -> int:
+    if is_time(millis):
+        return millis
+    place, topic = str(after_message(message.message_id().serialize())), message.topic_name()
+    raise BadDataError(
+        f"{NAME}: the {column} of the message {place} of {topic} is {millis}, which is not a time in milliseconds "
+        "since 1970-01-01 (of a year up to 9999). Correct what its producer sets; without this column (give the others "
+        "with .schema(…)) the message can be read.",
+        path=topic, message_id=place, column=column,
+    )  # fmt: skip
+
+
+def _times(messages: Sequence[Any], millis: list[int], of: Callable[[Any], int | None]) -> pa.Array:
+    if not is_time(max(millis)):
+        for message in messages:
+            of(message)
     found = np.fromiter(millis, np.int64, len(millis))
-    return pa.array(found * 1000, pa.int64(), mask=(found == 0) if zero_is_null else None).cast(_TIME)
+    return pa.array(found * 1000, pa.int64(), mask=found == 0 if of is event_time_ms else None).cast(_TIME)
 
 
-_TIMES: dict[str, Callable[[Any], int | None]] = {
-    "__eventtime": lambda message: message.event_timestamp() or None,
-    "__publishtime": lambda message: message.publish_timestamp(),
-}
+_TIMES: dict[str, Callable[[Any], int | None]] = {"__eventtime": event_time_ms, "__publishtime": _publish_time_ms}
 
 _COLUMNS: dict[str, Callable[[str, Sequence[Any]], pa.Array]] = {
     "__key": lambda _, messages: pa.array(
@@ -323,8 +364,10 @@ _COLUMNS: dict[str, Callable[[str, Sequence[Any]], pa.Array]] = {
     ),
     "__topic": lambda topic, messages: pa.repeat(pa.scalar(topic), len(messages)),
     "__messageId": lambda _, messages: pa.array([each.message_id().serialize() for each in messages], pa.binary()),
-    "__publishTime": lambda _, messages: _times([each.publish_timestamp() for each in messages], zero_is_null=False),
-    "__eventTime": lambda _, messages: _times([each.event_timestamp() for each in messages], zero_is_null=True),
+    "__publishTime": lambda _, messages: _times(
+        messages, [each.publish_timestamp() for each in messages], _publish_time_ms
+    ),
+    "__eventTime": lambda _, messages: _times(messages, [each.event_timestamp() for each in messages], event_time_ms),
     "__messageProperties": lambda _, messages: pa.array(
         [list(each.properties().items()) for each in messages], _PROPERTIES
     ),

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from headgate.connectors.pulsar.columns import is_time
 from headgate.connectors.pulsar.ledgers import Ledgers
 from headgate.connectors.pulsar.opening import PartitionReaders, release
 from headgate.connectors.pulsar.options import LEAST_QUEUED
@@ -23,7 +24,7 @@ from headgate.connectors.pulsar.split import PulsarSplit
 def position_at(readers: PartitionReaders, split: PulsarSplit, ledgers: Ledgers, time_ms: int) -> Position:
     """Return the position before a partition's first message of an event time or later; if there is none, its end.
 
-    A message without one counts with its time of publication.
+    A message without one, or whose one is not in milliseconds, counts with its time of publication.
 
     Raises
     ------
@@ -64,4 +65,5 @@ def _reader(readers: PartitionReaders, split: PulsarSplit, position: Position) -
 
 
 def _time_ms(message: Any) -> int:
-    return int(message.event_timestamp() or message.publish_timestamp())
+    millis = int(message.event_timestamp())
+    return millis if millis and is_time(millis) else int(message.publish_timestamp())

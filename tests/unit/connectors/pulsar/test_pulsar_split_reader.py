@@ -25,68 +25,9 @@ from headgate.connectors.pulsar.split import NOT_PARTITIONED, PulsarSplit
 from headgate.connectors.pulsar.split_reader import PulsarSplitReader
 from headgate.errors import BadDataError, DataLossError, SourceError
 from headgate.source.metrics import MetricGroup
+from tests.unit.connectors.pulsar.messages import Encrypted, Message, MessageId
 
 NAME = "persistent://public/default/rides"
-
-
-@dataclass(frozen=True)
-class MessageId:
-    ledger: int
-    entry: int
-    index: int = -1
-    size: int = 0
-
-    def ledger_id(self) -> int:
-        return self.ledger
-
-    def entry_id(self) -> int:
-        return self.entry
-
-    def batch_index(self) -> int:
-        return self.index
-
-    def serialize(self) -> bytes:
-        batch = b"" if self.index < 0 else bytes([0x20, self.index, 0x30, self.size])
-        return bytes([0x08, self.ledger, 0x10, self.entry]) + batch
-
-
-@dataclass(frozen=True)
-class Key:
-    key: str
-
-
-@dataclass(frozen=True)
-class Encrypted:
-    size: int
-    failed: bool = True
-
-    def keys(self) -> list[Key]:
-        return [Key("harbour")]
-
-    def batch_size(self) -> int:
-        return self.size
-
-    def is_decryption_failed(self) -> bool:
-        return self.failed
-
-
-@dataclass(frozen=True)
-class Message:
-    id: MessageId
-    value: bytes
-    context: Encrypted | None = None
-
-    def message_id(self) -> MessageId:
-        return self.id
-
-    def data(self) -> bytes:
-        return self.value
-
-    def has_null_value(self) -> bool:
-        return False
-
-    def encryption_context(self) -> Encrypted | None:
-        return self.context
 
 
 @dataclass
@@ -106,7 +47,7 @@ class Partition:
             return
         value = b"%d" % len(self.holds)
         if (context := more.get("encrypted")) is not None:
-            self.messages.append(Message(MessageId(ledger, entry), value, context))
+            self.messages.append(Message(MessageId(ledger, entry), value, context=context))
         elif not size:
             self.messages.append(Message(MessageId(ledger, entry), value))
         else:
