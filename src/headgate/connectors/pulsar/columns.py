@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from headgate.connectors.pulsar.avro import AvroSchema
 from headgate.connectors.pulsar.client import NAME
 from headgate.connectors.pulsar.position import after_message
-from headgate.connectors.pulsar.schemas import AvroValues, TopicSchemas, record_fields
+from headgate.connectors.pulsar.schemas import AvroValues, TopicSchemas
 from headgate.errors import BadDataError, OptionError
 from headgate.formats.json_values import JsonValues
 
@@ -32,6 +33,7 @@ METADATA: dict[str, pa.DataType] = {
     "__messageProperties": _PROPERTIES,
 }
 """The columns that every message has beside its value."""
+_BY_LOWER = {name.lower(): name for name in METADATA}
 
 _PRIMITIVES: dict[str, tuple[pa.DataType, str]] = {
     "BOOLEAN": (pa.bool_(), ">i1"),
@@ -78,7 +80,16 @@ def value_fields(schema: Mapping[str, Any] | None, topic: str) -> list[pa.Field]
         return [pa.field("value", _PRIMITIVES[kind][0])]
     if kind in _RECORDS:
         assert schema is not None
-        return record_fields(schema["data"], topic, avro=kind == "AVRO")
+        found = AvroSchema(schema["data"], topic).columns(logical=kind == "AVRO")
+        for field in found:
+            if field.name.lower() in _BY_LOWER:
+                raise OptionError(
+                    f"{NAME}: the values of {topic} have a field {field.name!r}, and Pulsar's own columns have one of "
+                    f"that name. Name those that you need: .schema('value struct<…>, {_BY_LOWER[field.name.lower()]} "
+                    "…') has the fields of the values in one column.",
+                    source=NAME, option="schema", column=field.name,
+                )  # fmt: skip
+        return found
     raise OptionError(
         f"{NAME}: the values of {topic} have a schema of type {kind}, which is not read. Set valueFormat to binary to "
         "have their bytes, and parse these.",
@@ -102,7 +113,8 @@ class PulsarColumns:
     Parameters
     ----------
     schema
-        The columns to return: of `METADATA`, and ``value`` or fields of JSON values.
+        The columns to return: of `METADATA`, whose names are the same in any case as Spark's are, and ``value`` or
+        fields of values that are records; a ``value`` that is a struct, all fields of one.
     options
         Parsed options of headgate.pulsar.
     time_zone
@@ -120,9 +132,9 @@ class PulsarColumns:
         self, schema: pa.Schema, options: Mapping[str, Any], time_zone: str | None, schemas: TopicSchemas
     ) -> None:
         self._schema = schema
-        self._own = [field.name if field.name in METADATA else None for field in schema]
-        for field in schema:
-            wanted = METADATA.get(field.name)
+        self._own = [_BY_LOWER.get(field.name.lower()) for field in schema]
+        for field, own in zip(schema, self._own, strict=True):
+            wanted = None if own is None else METADATA[own]
             if wanted is not None and field.type != wanted:
                 raise OptionError(
                     f"{NAME}: the column {field.name} is {field.type}, but it can only be {wanted}: give it that type, "
@@ -134,9 +146,10 @@ class PulsarColumns:
         self._schemas = schemas
         self._options, self._time_zone = options, time_zone or "UTC"
         self._decoders: dict[str, JsonValues | AvroValues | None] = {}
+        self._whole: set[str] = set()  # topics whose records are one column
         if self._format == "binary":
             for field in self._fields:
-                if field.name != "value" or field.type != pa.binary():
+                if not _is_value(field) or field.type != pa.binary():
                     raise self._no_column(field)
         if self._format == "json" and self._fields:
             self._json()  # whether its options can be used
@@ -161,24 +174,26 @@ class PulsarColumns:
         if not messages:
             return None, None
         kept: pa.BooleanArray | None = None
-        parsed: dict[str, pa.Array] = {}
+        parsed: list[pa.Array] = []
         where = _Where(topic, messages)
         self.look_at(of)
         decoder = self._decoders[of]
         if isinstance(decoder, JsonValues):
             batch, kept = decoder.decode(_lines(messages), where)
-            parsed = dict(zip(batch.schema.names, batch.columns, strict=True))
+            parsed = batch.columns
             if kept is not None and not kept.true_count:
                 return None, kept
         elif decoder is not None:
-            batch = decoder.decode(messages, where)
-            parsed = dict(zip(batch.schema.names, batch.columns, strict=True))
+            parsed = decoder.decode(messages, where).columns
         elif self._fields:
-            parsed["value"] = _values(messages, self._fields[0].type, where)
+            parsed = [_values(messages, self._fields[0].type, where)]
+        if of in self._whole:
+            parsed = [_struct(parsed, self._fields[0].type, messages, kept)]
+        values = iter(parsed)
         arrays = []
-        for field, own in zip(self._schema, self._own, strict=True):
+        for own in self._own:
             if own is None:
-                arrays.append(parsed[field.name])
+                arrays.append(next(values))
             else:
                 array = _COLUMNS[own](topic, messages)
                 arrays.append(array if kept is None else array.filter(kept))
@@ -206,19 +221,25 @@ class PulsarColumns:
             return None
         if self._format == "json":
             return self._json()
-        is_bytes = [(field.name, field.type) for field in self._fields] == [("value", pa.binary())]
-        kind = self._schemas.kind(topic)
-        if kind in _RECORDS and not is_bytes:
-            if kind == "JSON":
-                return self._json()
-            return AvroValues(pa.schema(self._fields), self._schemas, topic)
+        is_value = len(self._fields) == 1 and _is_value(self._fields[0])
+        schema = self._schemas.find(topic)
+        if schema is not None and schema["type"] in _RECORDS and not (is_value and self._fields[0].type == pa.binary()):
+            fields = self._fields
+            if is_value and pa.types.is_struct(fields[0].type):
+                names = AvroSchema(schema["data"], topic).names
+                if fields[0].name.lower() not in (name.lower() for name in names):
+                    self._whole.add(topic)
+                    fields = list(fields[0].type)
+            if schema["type"] == "JSON":
+                return self._json(fields)
+            return AvroValues(pa.schema(fields), self._schemas, topic)
         for field in self._fields:
-            if field.name != "value":
+            if not _is_value(field):
                 raise self._no_column(field)
         return None
 
-    def _json(self) -> JsonValues:
-        return JsonValues(pa.schema(self._fields), self._options, self._time_zone)
+    def _json(self, fields: list[pa.Field] | None = None) -> JsonValues:
+        return JsonValues(pa.schema(fields or self._fields), self._options, self._time_zone)
 
     def _no_column(self, field: pa.Field) -> OptionError:
         return OptionError(
@@ -231,6 +252,19 @@ class PulsarColumns:
 def value_format(options: Mapping[str, Any]) -> str:
     """Return ``schema``, ``binary`` or ``json``."""
     return "binary" if options["allowDifferentTopicSchemas"] else str(options["valueFormat"])
+
+
+def _is_value(field: pa.Field) -> bool:
+    return str(field.name).lower() == "value"
+
+
+def _struct(
+    arrays: list[pa.Array], kind: pa.StructType, messages: Sequence[Any], kept: pa.BooleanArray | None
+) -> pa.StructArray:
+    """Return the fields of records as one column: null where a message has no value."""
+    without = pa.array([not message.data() and message.has_null_value() for message in messages], pa.bool_())
+    mask = without if kept is None else without.filter(kept)
+    return pa.StructArray.from_arrays(arrays, fields=list(kind), mask=mask)
 
 
 class _Where:

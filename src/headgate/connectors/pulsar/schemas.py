@@ -9,35 +9,15 @@ producer wrote it with, whose version it names.
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from headgate.connectors.pulsar.admin import PulsarAdmin
-from headgate.connectors.pulsar.client import NAME
-from headgate.errors import BadDataError, OptionError
+from headgate.connectors.pulsar.avro import AvroSchema
+from headgate.errors import BadDataError
 from headgate.formats.json_values import Where
-
-_FIELDS: dict[str, pa.DataType] = {
-    "boolean": pa.bool_(),
-    "int": pa.int32(),
-    "long": pa.int64(),
-    "float": pa.float32(),
-    "double": pa.float64(),
-    "string": pa.string(),
-    "bytes": pa.binary(),
-}
-_TIME = pa.timestamp("us", "UTC")
-_LOGICAL: dict[str, pa.DataType] = {
-    "timestamp-millis": _TIME,
-    "timestamp-micros": _TIME,
-    "local-timestamp-millis": pa.timestamp("us"),
-    "local-timestamp-micros": pa.timestamp("us"),
-    "date": pa.date32(),
-    "uuid": pa.string(),
-}
 
 
 class TopicSchemas:
@@ -52,11 +32,6 @@ class TopicSchemas:
     def __init__(self, admin: PulsarAdmin) -> None:
         self._admin = admin
         self._known: dict[tuple[str, int | None], dict[str, Any] | None] = {}
-
-    def kind(self, topic: str) -> str:
-        """Return the type of a topic's newest schema, as Pulsar names it; ``NONE``: it has none. Blocks."""
-        found = self.find(topic)
-        return "NONE" if found is None else str(found["type"])
 
     def find(self, topic: str, version: int | None = None) -> dict[str, Any] | None:
         """Return a schema of a topic: ``type`` and ``data``; the newest without a version. Blocks.
@@ -115,8 +90,8 @@ class AvroValues:
         except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
             name, facts = where(0)
             raise BadDataError(
-                f"A value {name} or after it does not fit its column: {error}. The topic's schema has changed: give "
-                "the columns another type with .schema(…).",
+                f"A value {name} or after it does not fit its column: {error}. Give the columns types with .schema(…) "
+                "that all schemas of the topic fit.",
                 **facts,
             ) from error
 
@@ -127,66 +102,5 @@ class AvroValues:
             found = self._schemas.find(self._topic, version) if version >= 0 else None
             found = found or self._schemas.find(self._topic)
             assert found is not None, self._topic
-            self._parsed[version] = parse_schema(json.loads(found["data"]))
+            self._parsed[version] = parse_schema(AvroSchema(found["data"], self._topic).for_columns(self._schema))
         return self._parsed[version]
-
-
-def record_fields(data: str, topic: str, *, avro: bool) -> list[pa.Field]:
-    """Return the columns of a record that an Avro schema describes: JSON schemas of Pulsar are written so, too.
-
-    Raises
-    ------
-    OptionError
-        It has a type that is not read, or describes no record.
-    """
-    described = json.loads(data)
-    if not isinstance(described, dict) or described.get("type") != "record":
-        raise _not_read(described, topic)
-    return list(_arrow_type(described, topic, {}, _LOGICAL if avro else {}))
-
-
-def _arrow_type(
-    described: Any, topic: str, named: dict[str, pa.DataType], logical: dict[str, pa.DataType]
-) -> pa.DataType:
-    """Return the type that an Avro schema describes; logical ones are numbers and texts in JSON."""
-
-    def inner(of: Any) -> pa.DataType:
-        return _arrow_type(of, topic, named, logical)
-
-    if isinstance(described, list):  # a union
-        others = [each for each in described if each != "null"]
-        if len(others) == 1:
-            return inner(others[0])
-    elif isinstance(described, str):
-        found = _FIELDS.get(described) or named.get(described)
-        if found is not None:
-            return found
-    elif described.get("logicalType") in logical:
-        return logical[described["logicalType"]]
-    elif described.get("logicalType") == "decimal" and logical:
-        return pa.decimal128(described["precision"], described.get("scale", 0))
-    else:
-        match described.get("type"):
-            case "record":
-                named[described["name"]] = pa.struct(
-                    [(each["name"], inner(each["type"])) for each in described["fields"]]
-                )
-                return named[described["name"]]
-            case "array":
-                return pa.list_(pa.field("element", inner(described["items"])))
-            case "map":
-                return pa.map_(pa.string(), inner(described["values"]))
-            case "enum" | "fixed" as kind:
-                named[described["name"]] = pa.string() if kind == "enum" else pa.binary()
-                return named[described["name"]]
-            case other if other is not None and other != described:
-                return inner(other)
-    raise _not_read(described, topic)
-
-
-def _not_read(described: Any, topic: str) -> OptionError:
-    return OptionError(
-        f"{NAME}: the schema of {topic} has a type that is not read: {described!r:.80}. Set valueFormat to binary to "
-        "have the values' bytes, or, if they are JSON, to json and give the fields that you need.",
-        source=NAME, option="valueFormat", value="schema",
-    )  # fmt: skip
