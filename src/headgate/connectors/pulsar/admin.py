@@ -56,7 +56,7 @@ class PulsarAdmin:
     def __init__(self, config: ClientConfig) -> None:
         assert config.admin_url is not None
         self.config = config
-        self._url = config.admin_url.rstrip("/")
+        self._urls = addresses(config.admin_url)  # the one that answered last is the first
         properties = dict(config.admin)
         self._opener = urllib.request.build_opener(
             _NoRedirection(), urllib.request.HTTPSHandler(context=_tls(properties))
@@ -170,15 +170,30 @@ class PulsarAdmin:
         self, method: str, path: str, body: Any = None, *, conflict_ok: bool = False, version: str = "v2",
         read: Callable[[http.client.HTTPResponse], Any] | None = None,
     ) -> Any:  # fmt: skip
-        """Return the answer, or None where there is no such thing."""
-        url = f"{self._url}/admin/{version}{path}"
+        """Return the answer, or None where there is no such thing; of several addresses, of the first that answers."""
         data = None if body is None else json.dumps(body).encode()
         headers = self._headers()
+        silent: list[str] = []
+        for base in self._urls:
+            try:
+                where = f"/admin/{version}{path}"
+                return self._ask_at(base, method, where, data, headers, conflict_ok, read or _parsed)
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                silent.append(f"{base} (admin.url) does not answer: {self.config.redact(str(error))}")
+                if base == self._urls[0]:
+                    self._urls = (*self._urls[1:], base)
+        raise SourceUnavailableError(f"{NAME}: {'; '.join(silent)}.", source=NAME, address=self.config.admin_url)
+
+    def _ask_at(
+        self, base: str, method: str, path: str, data: bytes | None, headers: dict[str, str], conflict_ok: bool,
+        read: Callable[[http.client.HTTPResponse], Any],
+    ) -> Any:  # fmt: skip
+        url = f"{base}{path}"
         for _ in range(_MOST_REDIRECTIONS):
             request = urllib.request.Request(url, data=data, method=method, headers=headers)
             try:
                 with self._opener.open(request, timeout=self.config.timeout_ms / 1000) as answer:
-                    return (read or _parsed)(answer)
+                    return read(answer)
             except urllib.error.HTTPError as error:
                 target = error.headers.get("Location", "")
                 allowed = ("https://",) if url.startswith("https://") else ("http://", "https://")
@@ -189,13 +204,8 @@ class PulsarAdmin:
                     return None
                 if conflict_ok and error.code == 409:
                     return {}
-                raise self._failed(error.code, _body(error)) from None
-            except (OSError, http.client.HTTPException, ValueError) as error:
-                raise SourceUnavailableError(
-                    f"{NAME}: {self._url} (admin.url) does not answer: {self.config.redact(str(error))}.",
-                    source=NAME, address=self._url,
-                ) from None  # fmt: skip
-        raise self._failed(508, b"redirected again and again")
+                raise self._failed(base, error.code, _body(error)) from None
+        raise self._failed(base, 508, b"redirected again and again")
 
     def _headers(self) -> dict[str, str]:
         """Return the headers of a request; a token in a file may have been renewed since the last one."""
@@ -208,22 +218,29 @@ class PulsarAdmin:
             headers["Authorization"] = "Basic " + base64.b64encode(":".join(named).encode()).decode()
         return headers
 
-    def _failed(self, code: int, answer: bytes) -> SourceError:
+    def _failed(self, base: str, code: int, answer: bytes) -> SourceError:
         try:
             parsed = json.loads(answer)
             reason = str(parsed.get("reason") or parsed["message"])  # Pulsar's own, or that of its web server
         except (ValueError, KeyError, TypeError, AttributeError):
             reason = answer[:200].decode("utf-8", "replace").strip() or http.client.responses.get(code, "")
-        what = f"{NAME}: {self._url} (admin.url) answers {code}: {self.config.redact(reason)}."
+        what = f"{NAME}: {base} (admin.url) answers {code}: {self.config.redact(reason)}."
         if code in (401, 403):
             return SourceError(
                 f"{what} Check pulsar.admin.authPluginClassName and pulsar.admin.authParams (else those of "
                 "pulsar.client are used), and what they may do.",
-                source=NAME, address=self._url,
+                source=NAME, address=base,
             )  # fmt: skip
         if code >= 500 or code in _PASSING:
-            return SourceUnavailableError(what, source=NAME, address=self._url)
-        return SourceError(what, source=NAME, address=self._url)
+            return SourceUnavailableError(what, source=NAME, address=base)
+        return SourceError(what, source=NAME, address=base)
+
+
+def addresses(admin_url: str) -> tuple[str, ...]:
+    """Return the addresses that one of several hosts stands for, as Java's clients have it: http://a:8080,b:8080/path."""
+    scheme, found, rest = admin_url.strip().rstrip("/").partition("://")
+    hosts, slash, path = rest.replace(f"{scheme}{found}", "").partition("/")
+    return tuple(f"{scheme}{found}{host.strip()}{slash}{path}" for host in hosts.split(","))
 
 
 def _parsed(answer: http.client.HTTPResponse) -> Any:

@@ -91,7 +91,7 @@ def moment(value: str) -> int:
 def _start(value: Any, place: Callable[[bytes], Position]) -> Start:
     if isinstance(value, list):
         try:
-            return Start(position=place(bytes(value)))
+            return Start(position=place(bytes(each + 256 if -128 <= each < 0 else each for each in value)))
         except (ValueError, TypeError):
             raise ValueError(_EXAMPLE) from None
     word = str(value).strip().lower()
@@ -143,7 +143,7 @@ def _rejected(name: str, why: str) -> OptionSpec:
 
 OPTION_SPECS: tuple[OptionSpec, ...] = (
     OptionSpec("service.url", text, None, "the brokers' address, like pulsar://broker1:6650 or pulsar+ssl://…"),
-    OptionSpec("admin.url", text, None, "the address of their HTTP API, like http://broker1:8080"),
+    OptionSpec("admin.url", text, None, "the address of their HTTP API, like http://broker1:8080, or http://broker1:8080,broker2:8080"),
     OptionSpec("topic", topic, None, "the topic to read, with all its partitions"),
     OptionSpec("topics", topic_list, None, "the topics to read, with commas between them"),
     OptionSpec(

@@ -41,6 +41,8 @@ OAUTH2 = {"pulsar.client.authPluginClassName": "org.apache.pulsar.client.impl.au
         ({"admin.url": None}, r"'admin.url' must be set: the brokers' HTTP address"),
         ({"startingOffsets": "newest"}, r"must be earliest, latest, a time"),
         ({"startingOffsets": '{"rides": [1, 2]}'}, r"must be earliest, latest, a time"),
+        ({"startingOffsets": '{"rides": [8, 256, 2, 16, 3]}'}, r"must be earliest, latest, a time"),
+        ({"startingOffsets": '{"rides": [8, -129, 2, 16, 3]}'}, r"must be earliest, latest, a time"),
         ({"startingOffsets": "latest", "startingTime": "2026-01-01"}, r"cannot be set together with startingTime"),
         ({"pulsar.client.authPlugin": "x"}, r"Did you mean 'pulsar.client.authPluginClassName'"),
         ({"pulsar.client.operationTimeoutMs": "soon"}, r"must be a whole number above zero"),
@@ -81,6 +83,9 @@ def test_json_options_need_json_values() -> None:
         ("2026-01-01T00:00:00Z", Start(time_ms=1_767_225_600_000)),
         ("2026-01-01", Start(time_ms=1_767_225_600_000)),
         ('{"a": [8, 9, 16, 3, 32, 2, 48, 5]}', {"persistent://public/default/a": Start(position=Position(9, 3, 1))}),
+        # As Java has bytes, and as Python.
+        ('{"a": [8, -84, 2, 16, 3]}', {"persistent://public/default/a": Start(position=Position(300, 2))}),
+        ('{"a": [8, 172, 2, 16, 3]}', {"persistent://public/default/a": Start(position=Position(300, 2))}),
         (
             '{"t/n/a": "latest", "b-partition-0": 5}',
             {"persistent://t/n/a": Start(word="latest"), "persistent://public/default/b-partition-0": Start(time_ms=5)},
