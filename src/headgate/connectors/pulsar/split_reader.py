@@ -258,7 +258,7 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
             until = split.stop if ledgers is None or split.stop is not None else ledgers.end
             following, reached = None, until
             if ledgers is not None and until is not None and (last is None or last < until):
-                following, place = self._first_held(split, passed_over((), last, until, ledgers))
+                following, place = self._first_held(split, passed_over((), last, until, ledgers), 1)
                 reached = reached if place is None else Position(place.ledger, place.entry - 1)
             return _Looked(ledgers, not bounded or reader.has_message_available(), following, reached)
 
@@ -456,7 +456,7 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
 
         def ask() -> Ledgers:
             ledgers = self._admin.ledgers(split.name) or Ledgers(())
-            held, place = self._first_held(split, passed_over(entries, last, until, ledgers))
+            held, place = self._first_held(split, passed_over(entries, last, until, ledgers), _MOST_ASKED)
             if held == "a part of one":
                 raise in_chunks(split)
             if held == "a message" and place is not None:
@@ -466,10 +466,12 @@ class PulsarSplitReader(SplitReader[PulsarSplit]):
         self._jobs.run(ask, partial(self._on_ledgers, partition))
 
     def _first_held(
-        self, split: PulsarSplit, entries: Iterator[tuple[int, int]]
+        self, split: PulsarSplit, entries: Iterator[tuple[int, int]], count: int
     ) -> tuple[Holds | None, Position | None]:
-        """Return what the first entry holds that is there and holds something, and the position after it. Blocks."""
-        count = 1
+        """Return what the first entry holds that is there and holds something, and the position after it. Blocks.
+
+        The brokers are asked for ``count`` of the entries at first, then for more and more.
+        """
         while asked := list(islice(entries, count)):
             for place, held in zip(asked, self._admin.entries(split.name, asked), strict=True):
                 if held is not None and held != "nothing":
