@@ -15,7 +15,7 @@ import pytest
 from headgate.connectors.pulsar import split_reader
 from headgate.connectors.pulsar.client import ClientConfig
 from headgate.connectors.pulsar.columns import PulsarColumns
-from headgate.connectors.pulsar.entries import Entry, Holds, entries_of, passed_over
+from headgate.connectors.pulsar.entries import Holds
 from headgate.connectors.pulsar.jobs import Jobs
 from headgate.connectors.pulsar.ledgers import Ledger, Ledgers
 from headgate.connectors.pulsar.opening import PartitionReaders, open_reader
@@ -303,11 +303,3 @@ def partition_of(entries: str) -> Partition:
             case _:
                 partition.add(size=3 if each == "b" else 0, ledger=ledger, lost=each == "L")
     return partition
-
-
-def test_a_batch_of_which_not_all_came_hides_no_entry() -> None:
-    ids = [MessageId(5, 0, 2, 5), MessageId(5, 1), MessageId(5, 2, 0, 2), MessageId(5, 3), MessageId(5, 5)]
-    found = entries_of([Message(each, b"") for each in ids])
-    assert found == [Entry(5, 0, 0), Entry(5, 1, 1), Entry(5, 2, 2), Entry(5, 3, 3), Entry(5, 5, 4)]
-    passed = passed_over(found, Position(4, 6), None, Ledgers((Ledger(4, 8, 1), Ledger(5, 6, 1))))
-    assert list(passed) == [(4, 7), (5, 4)]
