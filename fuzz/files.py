@@ -25,13 +25,13 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from headgate.connectors.kafka.values import JSON_OPTIONS
 from pyarrow import orc
 
 from fuzz.random_files import CORRUPT, KINDS, Case, make
 from headgate.connectors.files.source import FilesSource
 from headgate.connectors.kafka.columns import KafkaColumns
 from headgate.errors import HeadgateError
+from headgate.formats.json_values import JSON_OPTIONS
 from headgate.microbatch.planner import plan_batch
 from headgate.microbatch.task import read_splits
 from headgate.source.options import Options, OptionSpec, boolean, text

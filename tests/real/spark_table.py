@@ -64,6 +64,8 @@ class Case:
         Options that both readers get.
     schema
         DDL that both readers get; None: both infer.
+    case_sensitive
+        The session's ``spark.sql.caseSensitive``, and Headgate's option.
     difference
         A sentence that is in ``docs/files-differences.md``; None: the outcomes are equal.
     """
@@ -74,6 +76,7 @@ class Case:
     options: dict[str, str] = field(default_factory=dict)
     schema: str | None = None
     difference: str | None = None
+    case_sensitive: bool = False
 
     @property
     def called(self) -> str:
@@ -107,16 +110,25 @@ def read(reader: Any, case: Case, folder: Path) -> Outcome:
     reader = reader.options(**case.options)
     if case.schema is not None:
         reader = reader.schema(case.schema)
+    if case.case_sensitive:
+        reader._spark.conf.set("spark.sql.caseSensitive", "true")
     try:
         frame = reader.load(str(folder))
         return outcome_of(frame.schema, frame.collect())
     except Exception as error:
         return Outcome((), (), True, f"{type(error).__name__}: {error}")
+    finally:
+        reader._spark.conf.unset("spark.sql.caseSensitive")
+
+
+def headgate_options(case: Case) -> dict[str, str]:
+    """Return the options that only Headgate gets."""
+    return {"fileFormat": case.format} | ({"caseSensitive": "true"} if case.case_sensitive else {})
 
 
 def read_by_the_data_source(case: Case, folder: Path) -> Outcome:
     """Read the folder by what Spark calls, as it calls it, without a Spark query."""
-    given = {"path": str(folder), "fileFormat": case.format, **case.options}
+    given = {"path": str(folder), **headgate_options(case), **case.options}
     try:
         source = DefaultSource(CaseInsensitiveDict(given))  # type: ignore[no-untyped-call]
         schema = source.schema() if case.schema is None else case.schema

@@ -44,10 +44,17 @@ def orc_case(name: str, data: pa.Table, schema: str | None = None, difference: s
     return Case(name, "orc", {"a.orc": orc_bytes(data)}, {}, schema, difference)
 
 
-def folders(name: str, *paths: str, schema: str | None = None, difference: str | None = None, **options: str) -> Case:
+def folders(
+    name: str,
+    *paths: str,
+    schema: str | None = None,
+    difference: str | None = None,
+    case_sensitive: bool = False,
+    **options: str,
+) -> Case:
     """The same Parquet file in several folders."""
-    content = parquet_bytes(SMALL)
-    return Case(name, "parquet", {f"{path}/a.parquet": content for path in paths}, options, schema, difference)
+    files = {f"{path}/a.parquet": parquet_bytes(SMALL) for path in paths}
+    return Case(name, "parquet", files, options, schema, difference, case_sensitive)
 
 
 def text(name: str, files: dict[str, bytes], schema: str | None = None, **options: str) -> Case:
@@ -92,6 +99,28 @@ UNSIGNED = pa.table(
 
 def one(data_type: pa.DataType, *values: Any) -> pa.Table:
     return pa.table({"x": pa.array([*values, None], data_type)})
+
+
+TWO_NAMES = pa.table({"b": [1, None], "B": [2, 3], "c": [4, 5], "s": pa.array([{"x": 1, "X": 2}, None])})
+INSIDE = {"m": pa.array([[("k", {"X": 1})], None], pa.map_(pa.string(), pa.struct({"X": pa.int32()})))}
+OTHER_INSIDE = {
+    "M": pa.array([[("k", {"y": "a", "x": 7})]], pa.map_(pa.string(), pa.struct({"y": pa.string(), "x": pa.int32()})))
+}
+
+
+def merged(name: str, one: pa.Table, other: pa.Table, *, file_format: str = "parquet", cases: bool = False) -> Case:
+    write = parquet_bytes if file_format == "parquet" else orc_bytes
+    files = {f"a.{file_format}": write(one), f"b.{file_format}": write(other)}
+    return Case(f"merged {name}", file_format, files, {"mergeSchema": "true"}, case_sensitive=cases)
+
+
+def two_names(name: str, schema: str | None, *, cases: bool = False) -> list[Case]:
+    """Files with the columns ``b`` and ``B``, read with a schema."""
+    written = {"parquet": parquet_bytes(TWO_NAMES), "orc": orc_bytes(TWO_NAMES)}
+    return [
+        Case(f"b and B {name}", kind, {f"a.{kind}": content}, {}, schema, case_sensitive=cases)
+        for kind, content in written.items()
+    ]
 
 
 CASES: list[Case] = [
@@ -141,6 +170,27 @@ CASES: list[Case] = [
     Case("merged schemas", "parquet",
          {"a.parquet": parquet_bytes(SMALL), "b.parquet": parquet_bytes(TYPES.select(["i", "t"]))},
          {"mergeSchema": "true"}),
+    merged("names in another case", SMALL, pa.table({"NAME": ["b"], "Id": pa.array([3], pa.int64()), "more": [1.5]})),
+    merged("names in another case, which counts", SMALL, pa.table({"NAME": ["b"], "id": [3]}), cases=True),
+    merged("fields in another case", pa.table(INSIDE), pa.table(OTHER_INSIDE)),
+    merged("fields in another case, which counts", pa.table(INSIDE), pa.table({"m": OTHER_INSIDE["M"]}), cases=True),
+    merged("int and long", one(pa.int32(), 7), one(pa.int64(), 8)),
+    merged("int and long", one(pa.int32(), 7), one(pa.int64(), 8), file_format="orc"),
+    merged("lists of float and double", one(pa.list_(pa.float32()), [1.5]), one(pa.list_(pa.float64()), [2.5])),
+    merged("string and binary", one(pa.string(), "7"), one(pa.binary(), b"8")),
+    merged("decimals of one scale", one(pa.decimal128(4, 2), decimal.Decimal("1.25")),
+           one(pa.decimal128(9, 2), decimal.Decimal("1234567.25"))),
+    merged("decimals of two scales", one(pa.decimal128(9, 2), None), one(pa.decimal128(9, 3), None)),
+    *two_names("inferred", None),
+    *two_names("inferred where case counts", None, cases=True),
+    *two_names("under b", "b LONG"),
+    *two_names("under b where case counts", "b LONG, s STRUCT<X: LONG>", cases=True),
+    *two_names("beside c", "c LONG"),
+    *two_names("under both", "b LONG, B LONG"),
+    *two_names("under both where case counts", "B LONG, b LONG, C LONG", cases=True),
+    parquet("fields x and X under x", TWO_NAMES, "s STRUCT<x: LONG>"),
+    Case("the first file", "parquet",
+         {"b.parquet": parquet_bytes(SMALL), "a.parquet": parquet_bytes(SMALL.select(["name"]))}),
     Case("a truncated file", "parquet", {"a.parquet": parquet_bytes(SMALL)[:-9]}, {}, "id LONG"),
     Case("no Parquet at all", "parquet", {"a.parquet": b"id,name\n1,a\n"}, {}, "id LONG"),
     Case("a damaged file that is ignored", "parquet",
@@ -185,6 +235,12 @@ CASES: list[Case] = [
     folders("folders with a schema that leaves them out", "year=2026", schema="id LONG",
             difference=FOLDERS_WITH_SCHEMA),
     folders("folders with a schema that they contradict", "x=abc", schema="id LONG, x INT"),
+    folders("folders in another case", "x=1/Y=a", "X=2/y=b", schema="id LONG, name STRING, x INT, y STRING"),
+    folders("folders in another case, which counts", "x=1/Y=a", "X=2/y=b", case_sensitive=True),
+    folders("a folder named as a column of the file in another case", "NAME=z"),
+    folders("a folder named as a column of the file but for its case", "NAME=z", case_sensitive=True),
+    folders("folders in folders that differ in case", "x=1/X=2"),
+    folders("folders in folders whose case counts", "x=1/X=2", case_sensitive=True),
     folders("folders at different depths", "year=2026", "year=2027/month=1"),
     folders("folders of different columns", "year=2026", "month=1"),
     Case("files beside partition folders", "text", {"a.txt": b"a", "year=2026/b.txt": b"b"}, {}, None, MIXED_FOLDERS),

@@ -28,10 +28,11 @@ def csv(
     content: bytes | dict[str, bytes],
     schema: str | None = None,
     difference: str | None = None,
+    case_sensitive: bool = False,
     **options: str,
 ) -> Case:
     files = content if isinstance(content, dict) else {"part-0.csv": content}
-    return Case(name, "csv", files, options, schema, difference)
+    return Case(name, "csv", files, options, schema, difference, case_sensitive)
 
 
 def column(kind: str, *cells: str) -> tuple[bytes, str]:
@@ -266,5 +267,12 @@ CASES = [
     csv("inferred, null value", b"1,NA\nNA,2.5\n", inferSchema="true", nullValue="NA"),
     csv("inferred, short lines", b"1,2,3\n4\n5,6\n", inferSchema="true"),
     csv("header with gaps and duplicates", b"a,,A,b,b\n1,2,3,4,5\n", header="true"),
+    csv("header with names in two cases", b"A,a,b,A\n1,2,3,4\n", header="true"),
+    csv("header with names whose case counts", b"A,a,b,A\n1,2,3,4\n", header="true", case_sensitive=True),
+    csv("columns in two cases", b"a,A\n1,2\n", "a INT, A STRING", header="true"),
+    csv("columns whose case counts", b"a,A\n1,2\n", "a INT, A STRING", header="true", case_sensitive=True),
+    csv("header in another case", b"B,A\n1,2\n", "b INT, a INT", header="true", enforceSchema="false"),
+    csv("header in another case, which counts", b"B,a\n1,2\n", "b INT, a INT", header="true", enforceSchema="false",
+        case_sensitive=True),
     csv("header quoted", b'"a","b,c"\n1,2\n', header="true"),
 ]  # fmt: skip

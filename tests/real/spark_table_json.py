@@ -19,10 +19,11 @@ def json(
     content: bytes | dict[str, bytes],
     schema: str | None = CORRUPT,
     difference: str | None = None,
+    case_sensitive: bool = False,
     **options: str,
 ) -> Case:
     files = content if isinstance(content, dict) else {"part-0.json": content}
-    return Case(name, "json", files, options, schema, difference)
+    return Case(name, "json", files, options, schema, difference, case_sensitive)
 
 
 def cells(name: str, kind: str, *values: str | bytes, difference: str | None = None, **options: str) -> Case:
@@ -38,9 +39,11 @@ def cells(name: str, kind: str, *values: str | bytes, difference: str | None = N
     return json(name, files, schema, difference, **options)
 
 
-def inferred(name: str, *records: str | bytes, difference: str | None = None, **options: str) -> Case:
+def inferred(
+    name: str, *records: str | bytes, difference: str | None = None, case_sensitive: bool = False, **options: str
+) -> Case:
     texts = [record if isinstance(record, bytes) else record.encode() for record in records]
-    return json(name, b"\n".join(texts) + b"\n", None, difference, **options)
+    return json(name, b"\n".join(texts) + b"\n", None, difference, case_sensitive, **options)
 
 
 def text(name: str, content: bytes | dict[str, bytes], schema: str | None = None, **options: str) -> Case:
@@ -409,6 +412,20 @@ CASES = [
     inferred("infer-no-object", '{"a":1}', "5"),
     inferred("infer-order", '{"Z":1,"a":2,"B":3,"_":1,"é":1,"":1}'),
     inferred("infer-case-twins", '{"A":1,"a":2}'),
+    inferred("infer-case-twins-that-count", '{"A":1,"a":2,"s":{"x":"y","X":[1.5]}}', '{"a":null}', case_sensitive=True),
+    inferred("infer-case-twins-inside", '{"a":[{"x":1,"X":2}]}'),
+    inferred("infer-case-of-two-records", '{"A":1}', '{"a":2.5}'),
+    inferred("infer-case-of-elements", '{"r":[{"A":1,"b":{"C":null}},{"a":2.5,"b":{"c":3}}]}', '{"r":[]}'),
+    inferred("infer-case-of-elements-in-another-order", '{"r":[{"A":1,"b":2},{"a":2.5,"B":3}]}'),
+    inferred("infer-case-of-elements-with-other-fields", '{"r":[{"A":1,"b":2},{"a":2}]}'),
+    inferred("infer-case-of-elements-with-other-types", '{"r":[{"A":1},{"a":"x"}]}'),
+    inferred("infer-case-of-elements-that-counts", '{"r":[{"A":1},{"a":2}]}', case_sensitive=True),
+    inferred("infer-case-of-decimals", '{"r":[{"A":1.5},{"a":2.25}]}', prefersDecimal="true"),
+    inferred("infer-case-of-long-and-decimal", '{"r":[{"A":1},{"a":123456789012345678901}]}', prefersDecimal="true"),
+    json("names-in-another-case", b'{"A":1,"a":2,"B":"x"}\n', "a BIGINT, b STRING"),
+    json("case-twins", b'{"A":1,"a":2}\n', "a BIGINT, A STRING"),
+    json("case-twins-inside", b'{"s":{"A":1,"a":2}}\n', "s STRUCT<a: BIGINT, A: STRING>"),
+    json("case-twins-that-count", b'{"A":1,"a":2}\n{"A":3}\n', "a BIGINT, A STRING", case_sensitive=True),
     inferred("infer-field-twice", '{"a":1,"a":"x"}', difference=FIELD_TWICE),
     inferred("infer-non-numeric", '{"a":NaN,"b":"NaN","c":-Infinity,"d":1e400}', '{"a":1}'),
     inferred("infer-multi-line", '[{"a":1,', '"b":"x"},{"a":1.5}]', multiLine="true"),

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark import cloudpickle
 from pyspark.errors import StreamingQueryException
@@ -20,6 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 import headgate
+from tests.real.changed_settings import changed_settings
 from tests.waiting import wait_until
 
 # Workers cannot import a test module: its classes travel with the query, like those of a notebook.
@@ -253,6 +255,24 @@ def test_the_sessions_time_zone_reaches_the_tasks(spark: SparkSession, tmp_path:
         assert frame.selectExpr("unix_seconds(at) AS s").first().s == 1372694400
     finally:
         spark.conf.set("spark.sql.session.timeZone", before)
+
+
+def test_the_sessions_case_of_names_reaches_the_tasks(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.table({"b": [1, None], "B": [2, 3]}), tmp_path / "in" / "a.parquet")
+
+    def read(reader: Any) -> DataFrame:
+        frame = reader.format("headgate.files").option("fileFormat", "parquet").schema("B bigint, C bigint")
+        return frame.load(str(tmp_path / "in")).selectExpr("B", "C IS NULL")  # type: ignore[no-any-return]
+
+    with changed_settings(spark, {"spark.sql.caseSensitive": "true"}):
+        assert sorted(read(spark.read).collect()) == [(2, True), (3, True)]
+        writer = read(spark.readStream).writeStream.format("memory").queryName("case_of_names")
+        query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
+        query.awaitTermination(60)
+        assert sorted(spark.table("case_of_names").collect()) == [(2, True), (3, True)]
+    with pytest.raises(Exception, match=r"'B' could be any of \['b', 'B'\]"):
+        read(spark.read).collect()
 
 
 @pytest.mark.spark_since("available-now")

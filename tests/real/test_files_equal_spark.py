@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 from spark_answers import ANSWERS, CASES
-from spark_table import Case, Outcome, read, read_by_the_data_source, table_time_zone
+from spark_table import Case, Outcome, headgate_options, read, read_by_the_data_source, table_time_zone
 
 HERE = Path(__file__).parent
 DIFFERENCES = HERE.parent.parent / "docs" / "files-differences.md"
@@ -51,7 +51,7 @@ def test_same_outcome_as_spark_in_a_query(
     case.write(tmp_path / "input")
     expected = read(spark.read.format(case.format), case, tmp_path / "input")
     assert expected.written_down() == answers[case.called], expected.error
-    found = read(spark.read.format("headgate.files").option("fileFormat", case.format), case, tmp_path / "input")
+    found = read(spark.read.format("headgate.files").options(**headgate_options(case)), case, tmp_path / "input")
     check(case, found, answers[case.called])
 
 

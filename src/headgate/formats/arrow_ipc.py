@@ -15,6 +15,7 @@ import pyarrow as pa
 from headgate.errors import BadDataError
 from headgate.formats.base import UnitFile, UnitFormat
 from headgate.formats.columns import ColumnFitter, spark_schema
+from headgate.formats.names import Names
 from headgate.source.options import OptionSpec, boolean, text
 
 OPTIONS: tuple[OptionSpec, ...] = (
@@ -41,18 +42,19 @@ class ArrowFormat(UnitFormat):
 
     def __init__(self, schema: pa.Schema, options: Mapping[str, Any], time_zone: str) -> None:
         self._schema = schema
+        self._case_sensitive = Names.of(options).case_sensitive
 
     def open(self, file: pa.NativeFile, path: str) -> ArrowUnits:
         """Read the footer."""
-        return ArrowUnits(file, path, self._schema)
+        return ArrowUnits(file, path, self._schema, self._case_sensitive)
 
 
 class ArrowUnits(UnitFile):
     """An open Arrow IPC file. Its units are record batches."""
 
-    def __init__(self, file: pa.NativeFile, path: str, schema: pa.Schema) -> None:
+    def __init__(self, file: pa.NativeFile, path: str, schema: pa.Schema, case_sensitive: bool) -> None:
         found = _open(file, path).schema
-        self._fitter = ColumnFitter(found, schema, path)
+        self._fitter = ColumnFitter(found, schema, path, case_sensitive=case_sensitive)
         indices = sorted({found.get_field_index(name) for name in self._fitter.columns})
         # An empty list would mean all columns; the first one then only counts the rows.
         options = pa.ipc.IpcReadOptions(use_threads=False, included_fields=indices or [0])

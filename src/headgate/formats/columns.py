@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headgate.errors import BadDataError
+from headgate.formats.names import Names
 from headgate.formats.values_datetime import Zone, local_to_utc
 
 Convert = Callable[[pa.Array], pa.Array]
@@ -69,32 +70,40 @@ def _spark_nested_type(data_type: pa.DataType) -> pa.DataType:
     return data_type
 
 
-def match_columns(file_names: Sequence[str], wanted: pa.Schema, path: str) -> list[str | None]:
-    """Return for each wanted column the file's name of it, without regard to case, or None where it has none.
+def match_columns(
+    file_names: Sequence[str], wanted: pa.Schema, path: str, case_sensitive: bool = False
+) -> list[str | None]:
+    """Return for each wanted column the file's name of it, or None where it has none.
 
     Raises
     ------
     BadDataError
-        Two columns of the file match one that is wanted, and neither is spelt like it.
+        Two columns of the file match one that is wanted.
     """
-    by_lower: dict[str, list[str]] = {}
+    key = Names(case_sensitive).key
+    by_key: dict[str, list[str]] = {}
     for name in file_names:
-        by_lower.setdefault(name.lower(), []).append(name)
+        by_key.setdefault(key(name), []).append(name)
     matched: list[str | None] = []
     for name in wanted.names:
-        candidates = by_lower.get(name.lower(), [])
-        if len(candidates) > 1 and name not in candidates:
+        candidates = by_key.get(key(name), [])
+        if len(candidates) > 1:
             raise BadDataError(
-                f"headgate.files: the column {name!r} could be any of {candidates} in {path}. Spell it as the file "
-                "does.",
+                f"headgate.files: the column {name!r} could be any of {candidates} in {path}. Set "
+                "spark.sql.caseSensitive to true to have both, or leave the column out of the schema.",
                 path=path, byte_offset=0, column=name,
             )  # fmt: skip
-        matched.append(name if name in candidates else candidates[0] if candidates else None)
+        matched.append(candidates[0] if candidates else None)
     return matched
 
 
 def converter(
-    found: pa.DataType, wanted: pa.DataType, column: str, path: str, zone: Zone | None = None
+    found: pa.DataType,
+    wanted: pa.DataType,
+    column: str,
+    path: str,
+    zone: Zone | None = None,
+    case_sensitive: bool = False,
 ) -> Convert | None:
     """Return what turns a file's column into the wanted type; None if nothing has to be done.
 
@@ -117,7 +126,7 @@ def converter(
             return lambda array: local_to_utc(_to_plain(array).cast(pa.timestamp("us"), safe=False), zone).cast(wanted)
         # Between instants and local times Spark re-labels: the wall clock of UTC.
         return lambda array: _to_plain(array).cast(pa.timestamp("us"), safe=False).cast(wanted)
-    nested = None if _has_wide_decimals(found) else _nested_converter(plain, wanted, column, path, zone)
+    nested = None if _has_wide_decimals(found) else _nested_converter(plain, wanted, column, path, zone, case_sensitive)
     if nested is not None:
         return nested
     raise BadDataError(
@@ -173,13 +182,14 @@ def _widens(found: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 def _nested_converter(
-    found: pa.DataType, wanted: pa.DataType, column: str, path: str, zone: Zone | None
+    found: pa.DataType, wanted: pa.DataType, column: str, path: str, zone: Zone | None, case_sensitive: bool
 ) -> Convert | None:
     types = pa.types
+    how = (path, zone, case_sensitive)
     if types.is_struct(found) and types.is_struct(wanted):
-        return _struct_converter(found, wanted, column, path, zone)
+        return _struct_converter(found, wanted, column, *how)
     if types.is_list(found) and types.is_list(wanted):
-        inner = converter(found.value_type, wanted.value_type, f"{column}.element", path, zone) or _same
+        inner = converter(found.value_type, wanted.value_type, f"{column}.element", *how) or _same
 
         def convert_list(array: pa.Array) -> pa.Array:
             array = array.cast(found, safe=False)
@@ -188,8 +198,8 @@ def _nested_converter(
 
         return convert_list
     if types.is_map(found) and types.is_map(wanted):
-        keys = converter(found.key_type, wanted.key_type, f"{column}.key", path, zone) or _same
-        items = converter(found.item_type, wanted.item_type, f"{column}.value", path, zone) or _same
+        keys = converter(found.key_type, wanted.key_type, f"{column}.key", *how) or _same
+        items = converter(found.item_type, wanted.item_type, f"{column}.value", *how) or _same
 
         def convert_map(array: pa.Array) -> pa.Array:
             array = array.cast(found, safe=False)
@@ -209,16 +219,16 @@ def _nulls_of(array: pa.Array) -> pa.Array | None:
 
 
 def _struct_converter(
-    found: pa.StructType, wanted: pa.StructType, column: str, path: str, zone: Zone | None
+    found: pa.StructType, wanted: pa.StructType, column: str, path: str, zone: Zone | None, case_sensitive: bool
 ) -> Convert:
-    names = match_columns([each.name for each in found], pa.schema(list(wanted)), path)
+    names = match_columns([each.name for each in found], pa.schema(list(wanted)), path, case_sensitive)
     steps: list[tuple[int | None, Convert, pa.DataType]] = []
     for field, name in zip(wanted, names):
         if name is None:
             steps.append((None, _same, field.type))
             continue
         index = found.get_field_index(name)
-        step = converter(found.field(index).type, field.type, f"{column}.{field.name}", path, zone)
+        step = converter(found.field(index).type, field.type, f"{column}.{field.name}", path, zone, case_sensitive)
         steps.append((index, step or _same, field.type))
 
     def convert_struct(array: pa.Array) -> pa.Array:
@@ -245,15 +255,26 @@ class ColumnFitter:
         For messages.
     zone
         See `converter`.
+    case_sensitive
+        Whether columns whose names differ only in case are two.
     """
 
-    def __init__(self, found: pa.Schema, wanted: pa.Schema, path: str, zone: Zone | None = None) -> None:
+    def __init__(
+        self,
+        found: pa.Schema,
+        wanted: pa.Schema,
+        path: str,
+        zone: Zone | None = None,
+        case_sensitive: bool = False,
+    ) -> None:
         self._wanted = wanted
         self._path = path
         self.wanted_names = wanted.names
-        self.names = match_columns(found.names, wanted, path)
+        self.names = match_columns(found.names, wanted, path, case_sensitive)
         self._steps = [
-            None if name is None else converter(found.field(name).type, field.type, field.name, path, zone)
+            None
+            if name is None
+            else converter(found.field(name).type, field.type, field.name, path, zone, case_sensitive)
             for name, field in zip(self.names, wanted)
         ]
         self.columns = [name for name in self.names if name is not None]

@@ -16,6 +16,7 @@ from headgate.errors import BadDataError
 from headgate.formats.csv_options import CsvSettings
 from headgate.formats.csv_rows import FileColumns
 from headgate.formats.csv_tokenizer import Tokenizer, Tokens
+from headgate.formats.names import Names
 
 
 def header_names(header: bytes, settings: CsvSettings, tokenizer: Tokenizer) -> list[str]:
@@ -28,14 +29,20 @@ def header_names(header: bytes, settings: CsvSettings, tokenizer: Tokenizer) -> 
 
 def safe_names(tokens: Tokens, settings: CsvSettings) -> list[str]:
     """Return usable names: one that is missing or that another column has too gets its number."""
+    return distinct_names(tokens, settings, Names.of(settings.values))
+
+
+def distinct_names(tokens: Tokens, settings: CsvSettings, rule: Names) -> list[str]:
+    """Return usable names, of which no two are one."""
     if not settings.header:
         return [f"_c{index}" for index in range(len(tokens))]
-    lower = [(token or "").lower() for token in tokens]
+    keys = [rule.key(token or "") for token in tokens]
     names = []
     for index, token in enumerate(tokens):
         if not token or token == settings.dialect.null_value:
             names.append(f"_c{index}")
-        elif lower.count(token.lower()) > 1:
+        elif keys.count(keys[index]) > 1:
+            rule.folded |= tokens.count(token) < keys.count(keys[index])
             names.append(f"{token}{index}")
         else:
             names.append(token)
@@ -55,12 +62,13 @@ def map_columns(
     wanted = [field.name for index, field in enumerate(schema) if index != corrupt_index]
     if names is None or not names:
         return _by_position(schema, corrupt_index, len(wanted))
+    key = Names.of(settings.values).key
     places: dict[str, int] = {}
     for place, name in enumerate(names):
-        places.setdefault(name.lower(), place)
-    missing = [name for name in wanted if name.lower() not in places]
+        places.setdefault(key(name), place)
+    missing = [name for name in wanted if key(name) not in places]
     if not missing:
-        indexes = [None if i == corrupt_index else places[field.name.lower()] for i, field in enumerate(schema)]
+        indexes = [None if i == corrupt_index else places[key(field.name)] for i, field in enumerate(schema)]
         return FileColumns(len(names), tuple(indexes))
     if settings.enforce_schema and len(names) == len(wanted):
         return _by_position(schema, corrupt_index, len(wanted))

@@ -18,9 +18,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from headgate.formats.csv_columns import safe_names
+from headgate.formats.csv_columns import distinct_names
 from headgate.formats.csv_options import CsvSettings, settings_of
 from headgate.formats.csv_tokenizer import Tokenizer, Tokens
+from headgate.formats.names import Names
 from headgate.formats.values import cast_strings
 
 _ORDER = ("int", "bigint", "decimal", "double", "date", "timestamp", "boolean", "string")
@@ -35,7 +36,7 @@ _DATES_THAT_ARE_TIMESTAMPS = (None, "yyyy-MM-dd", "yyyy-M-d", "yyyy-M-dd", "yyyy
 _DIGITS_OF_WHOLE = {"int": 10, "bigint": 20}
 
 
-def infer_csv_schema(sample: bytes, options: Mapping[str, Any]) -> pa.Schema:
+def infer_csv_schema(sample: bytes, options: Mapping[str, Any], names: Names | None = None) -> pa.Schema:
     """Return the schema that Spark would infer if the sample were all there is.
 
     Parameters
@@ -44,6 +45,8 @@ def infer_csv_schema(sample: bytes, options: Mapping[str, Any]) -> pa.Schema:
         Whole lines from the start of a file, without a byte order mark.
     options
         Parsed options of CSV.
+    names
+        Which names are one; None: those that differ only in case.
 
     Raises
     ------
@@ -57,13 +60,13 @@ def infer_csv_schema(sample: bytes, options: Mapping[str, Any]) -> pa.Schema:
     first = next(records, None)
     if first is None:
         return pa.schema([])
-    names = safe_names(first, settings)
+    columns = distinct_names(first, settings, names or Names())
     if not settings.values["inferSchema"]:
-        return pa.schema([pa.field(name, pa.string()) for name in names])
+        return pa.schema([pa.field(name, pa.string()) for name in columns])
     rows = list(records) if settings.header else [first, *records]
     probes = _probes(settings)
     fields = []
-    for index, name in enumerate(names):
+    for index, name in enumerate(columns):
         values = dict.fromkeys(row[index] for row in rows if index < len(row))
         fields.append(pa.field(name, _type_of(values, probes, settings)))
     return pa.schema(fields)

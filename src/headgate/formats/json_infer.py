@@ -18,15 +18,17 @@ from headgate.errors import BadDataError
 from headgate.formats.json_cursor import JsonCursor, JsonDialect, MalformedRecordError
 from headgate.formats.json_parser import big_decimal
 from headgate.formats.json_records import records_of
+from headgate.formats.names import Names
 from headgate.formats.shared_options import DROPMALFORMED, FAILFAST
 from headgate.formats.values import cast_strings
 
 _MOST_DIGITS = 38
+_DIGITS_OF_LONG = 20
 _UTC_TIMESTAMP = pa.timestamp("us", "UTC")
 _EMPTY = pa.struct([])
 
 
-def infer_json_schema(sample: bytes, options: Mapping[str, Any]) -> pa.Schema:
+def infer_json_schema(sample: bytes, options: Mapping[str, Any], names: Names | None = None) -> pa.Schema:
     """Return the schema of a sample: its fields in the order of their names.
 
     Parameters
@@ -35,40 +37,28 @@ def infer_json_schema(sample: bytes, options: Mapping[str, Any]) -> pa.Schema:
         Whole lines of a file, or a whole document with ``multiLine``; a byte order mark is already gone.
     options
         Parsed values of the format's ``OPTIONS``, by name.
+    names
+        Which names are one; None: those that differ only in case. Two of one object stay two here, as in Spark.
 
     Raises
     ------
     BadDataError
-        A record is malformed and ``mode`` is ``FAILFAST``, or two fields differ in nothing but case.
+        A record is malformed and ``mode`` is ``FAILFAST``.
     """
-    infer = _Inference(options)
+    infer = _Inference(options, names or Names())
     root: pa.DataType = _EMPTY
     for start, record in records_of(sample, options):
         root = infer.with_record(root, record, start)
     final = infer.final_type(root)
-    fields = list(final.fields) if final is not None and pa.types.is_struct(final) else []
-    _refuse_ambiguity(fields)
-    return pa.schema(fields)
-
-
-def _refuse_ambiguity(fields: list[pa.Field]) -> None:
-    seen: dict[str, str] = {}
-    for field in fields:
-        twin = seen.get(field.name.lower())
-        seen[field.name.lower()] = field.name
-        if twin is not None:
-            raise BadDataError(
-                f"The JSON fields {twin!r} and {field.name!r} would be one column in Spark, which does not distinguish "
-                "names by case: give a schema that has one of them.",
-                path=None, byte_offset=None,
-            )  # fmt: skip
+    return pa.schema(list(final.fields) if final is not None and pa.types.is_struct(final) else [])
 
 
 class _Inference:
     """The types of values and of their union, under one set of options."""
 
-    def __init__(self, options: Mapping[str, Any]) -> None:
+    def __init__(self, options: Mapping[str, Any], names: Names) -> None:
         self._options = options
+        self._names = names
         self._dialect = JsonDialect.of(options, characters=False)
         self._corrupt_column: str = options["columnNameOfCorruptRecord"]
         self._corrupt_type = pa.struct([pa.field(self._corrupt_column, pa.string())])
@@ -157,6 +147,9 @@ class _Inference:
         if pa.types.is_null(one):
             return other
         if pa.types.is_struct(one) and pa.types.is_struct(other):
+            alike = self._tightest(one, other)
+            if alike is not None:
+                return alike
             types = {field.name: field.type for field in one.fields}
             for field in other.fields:
                 types[field.name] = self._union(types[field.name], field.type) if field.name in types else field.type
@@ -164,6 +157,29 @@ class _Inference:
         if pa.types.is_list(one) and pa.types.is_list(other):
             return pa.list_(pa.field("element", self._union(one.value_type, other.value_type)))
         return _number_union(one, other) or pa.string()
+
+    def _tightest(self, one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+        """Return Spark's ``findTightestCommonType``: structs have the same fields in this order, but for their case."""
+        if one == other or pa.types.is_null(other):
+            return one
+        if pa.types.is_null(one):
+            return other
+        if pa.types.is_list(one) and pa.types.is_list(other):
+            element = self._tightest(one.value_type, other.value_type)
+            return None if element is None else pa.list_(pa.field("element", element))
+        if not (pa.types.is_struct(one) and pa.types.is_struct(other)):
+            return _tightest_number(one, other)
+        pairs = list(zip(one.fields, other.fields))
+        if one.num_fields != other.num_fields or not all(self._is_one(a.name, b.name) for a, b in pairs):
+            return None
+        types = [self._tightest(a.type, b.type) for a, b in pairs]
+        if None in types:
+            return None
+        self._names.folded |= any(a.name != b.name for a, b in pairs)
+        return pa.struct([field.with_type(found) for field, found in zip(one.fields, types)])
+
+    def _is_one(self, one: str, other: str) -> bool:
+        return self._names.key(one) == self._names.key(other)
 
     def final_type(self, data_type: pa.DataType) -> pa.DataType | None:
         """Return a type without the parts that only exist while inferring; None if nothing is left."""
@@ -197,6 +213,16 @@ def _decimal_type(text: str) -> pa.DataType | None:
     return pa.decimal128(precision, -exponent) if precision <= _MOST_DIGITS else None
 
 
+def _tightest_number(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    """Return that of two types of numbers which holds all values of the other, as Spark sees it; None: neither."""
+    if {one, other} == {pa.int64(), pa.float64()}:
+        return pa.float64()
+    for whole, wide in ((one, other), (other, one)):
+        if whole == pa.int64() and pa.types.is_decimal(wide) and wide.precision - wide.scale >= _DIGITS_OF_LONG:
+            return wide
+    return None
+
+
 def _number_union(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     """Return the type that holds two kinds of numbers, None if one of them is not a number."""
     pair = (one, other)
@@ -204,7 +230,7 @@ def _number_union(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
         return None
     if pa.float64() in pair:
         return pa.float64()
-    decimals = [pa.decimal128(20, 0) if t == pa.int64() else t for t in pair]
+    decimals = [pa.decimal128(_DIGITS_OF_LONG, 0) if t == pa.int64() else t for t in pair]
     scale = max(t.scale for t in decimals)
     whole = max(t.precision - t.scale for t in decimals)
     return pa.decimal128(whole + scale, scale) if whole + scale <= _MOST_DIGITS else pa.float64()

@@ -17,6 +17,7 @@ from pyarrow import orc
 from headgate.errors import BadDataError
 from headgate.formats.base import UnitFile, UnitFormat
 from headgate.formats.columns import ColumnFitter, spark_schema
+from headgate.formats.names import Names
 from headgate.formats.values_datetime import Zone, zone_of
 from headgate.source.options import OptionSpec, boolean, text
 
@@ -47,19 +48,20 @@ class OrcFormat(UnitFormat):
     def __init__(self, schema: pa.Schema, options: Mapping[str, Any], time_zone: str) -> None:
         self._schema = schema
         self._zone = zone_of(time_zone)
+        self._case_sensitive = Names.of(options).case_sensitive
 
     def open(self, file: pa.NativeFile, path: str) -> OrcUnits:
         """Read the footer."""
-        return OrcUnits(file, path, self._schema, self._zone)
+        return OrcUnits(file, path, self._schema, self._zone, self._case_sensitive)
 
 
 class OrcUnits(UnitFile):
     """An open ORC file. Its units are its stripes, or it is one unit if those are large."""
 
-    def __init__(self, file: pa.NativeFile, path: str, schema: pa.Schema, zone: Zone) -> None:
+    def __init__(self, file: pa.NativeFile, path: str, schema: pa.Schema, zone: Zone, case_sensitive: bool) -> None:
         self._raw = file
         self._file = _open(file, path)
-        self._fitter = ColumnFitter(self._file.schema, schema, path, zone)
+        self._fitter = ColumnFitter(self._file.schema, schema, path, zone, case_sensitive)
         # Decided by the file alone: positions must mean the same after any restart.
         self._whole = not _has_small_stripes(self._file)
 

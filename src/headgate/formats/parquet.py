@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from headgate.errors import BadDataError
 from headgate.formats.base import UnitFile, UnitFormat
 from headgate.formats.columns import ColumnFitter, match_columns, spark_schema
+from headgate.formats.names import Names
 from headgate.formats.row_filter import RowFilter
 from headgate.source.event_time import to_milliseconds
 from headgate.source.options import OptionSpec, boolean, text
@@ -60,20 +61,28 @@ class ParquetFormat(UnitFormat):
         self, schema: pa.Schema, options: Mapping[str, Any], time_zone: str, row_filter: RowFilter | None = None
     ) -> None:
         self._schema = schema
+        self._case_sensitive = Names.of(options).case_sensitive
         self._row_filter = row_filter
 
     def open(self, file: pa.NativeFile, path: str) -> ParquetUnits:
         """Read the footer."""
-        return ParquetUnits(file, path, self._schema, self._row_filter)
+        return ParquetUnits(file, path, self._schema, self._row_filter, self._case_sensitive)
 
 
 class ParquetUnits(UnitFile):
     """An open Parquet file. Its units are row groups."""
 
-    def __init__(self, file: pa.NativeFile, path: str, schema: pa.Schema, row_filter: RowFilter | None) -> None:
+    def __init__(
+        self,
+        file: pa.NativeFile,
+        path: str,
+        schema: pa.Schema,
+        row_filter: RowFilter | None,
+        case_sensitive: bool,
+    ) -> None:
         self._path = path
         self._file = open_parquet(file, path)
-        self._fitter = ColumnFitter(_readable_schema(self._file), schema, path)
+        self._fitter = ColumnFitter(_readable_schema(self._file), schema, path, case_sensitive=case_sensitive)
         self._row_filter = row_filter
         self._probed_row_bytes: float | None = None
 
@@ -176,7 +185,9 @@ def open_parquet(file: pa.NativeFile, path: str) -> pq.ParquetFile:
         ) from error  # fmt: skip
 
 
-def earliest_event_times(file: pa.NativeFile, path: str, column: pa.Field) -> tuple[int, ...]:
+def earliest_event_times(
+    file: pa.NativeFile, path: str, column: pa.Field, case_sensitive: bool = False
+) -> tuple[int, ...]:
     """Return a lower bound of a column of times for each row group, by the statistics in the footer.
 
     Returns
@@ -190,7 +201,7 @@ def earliest_event_times(file: pa.NativeFile, path: str, column: pa.Field) -> tu
     """
     opened = open_parquet(file, path)
     metadata, found = opened.metadata, opened.schema_arrow
-    (name,) = match_columns(found.names, pa.schema([column]), path)
+    (name,) = match_columns(found.names, pa.schema([column]), path, case_sensitive)
     if name is None:
         return (MAX_WATERMARK_MS,) * int(metadata.num_row_groups)  # all of it is read as null
     as_ms = _raw_to_ms(found.field(name).type)

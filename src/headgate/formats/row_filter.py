@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headgate.errors import OptionError
+from headgate.formats.names import Names
 from headgate.formats.values_datetime import tzinfo_of, zone_of
 
 
@@ -160,6 +161,8 @@ class RowFilter:
         The columns; every column named must be one of them.
     time_zone
         The zone of timestamps without one (an IANA name).
+    case_sensitive
+        Whether columns whose names differ only in case are two.
 
     Raises
     ------
@@ -167,11 +170,14 @@ class RowFilter:
         A column is unknown, or a value cannot become its type.
     """
 
-    def __init__(self, comparisons: Sequence[Comparison], schema: pa.Schema, time_zone: str) -> None:
-        by_lower = {name.lower(): name for name in schema.names}
+    def __init__(
+        self, comparisons: Sequence[Comparison], schema: pa.Schema, time_zone: str, case_sensitive: bool = False
+    ) -> None:
+        key = Names(case_sensitive).key
+        by_key = {key(name): name for name in schema.names}
         self.comparisons: list[Comparison] = []
         for each in comparisons:
-            name = by_lower.get(each.column.lower())
+            name = by_key.get(key(each.column))
             if name is None:
                 raise OptionError(
                     f"headgate.files: the option 'rowFilter' names the column {each.column!r}, which is not one of "

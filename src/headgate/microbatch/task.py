@@ -60,6 +60,7 @@ def read_splits(
     time_zone: str,
     reporting: Reporting | None = None,
     ordering: Ordering | None = None,
+    case_sensitive: bool | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of ``splits`` in ``schema``, then end.
 
@@ -79,8 +80,10 @@ def read_splits(
         Where to report what event times were read; None: nobody asks.
     ordering
         How to order the rows; None: they come as they are read.
+    case_sensitive
+        See `SourceReaderContext`.
     """
-    reader = source.create_reader(_context(source, schema, subtask, time_zone))
+    reader = source.create_reader(_context(source, schema, subtask, time_zone, case_sensitive))
     try:
         reader.start()
         if ordering is not None and len(splits) > 1:
@@ -109,7 +112,9 @@ def read_splits(
         reader.close()
 
 
-def _context(source: Source[Any, Any], schema: pa.Schema, subtask: int, time_zone: str) -> SourceReaderContext:
+def _context(
+    source: Source[Any, Any], schema: pa.Schema, subtask: int, time_zone: str, case_sensitive: bool | None
+) -> SourceReaderContext:
     """Return the context of a reader whose enumerator is not there any longer."""
 
     def send_event(event: SourceEvent) -> None:
@@ -128,6 +133,7 @@ def _context(source: Source[Any, Any], schema: pa.Schema, subtask: int, time_zon
         request_split=lambda: None,
         send_event=send_event,
         time_zone=time_zone,
+        case_sensitive=case_sensitive,
     )
 
 

@@ -107,6 +107,8 @@ class SourceReaderContext(msgspec.Struct, frozen=True, kw_only=True):
         Sends an event to the enumerator. Does not block.
     time_zone
         The time zone in which texts without one are read (an IANA name); None: the source's option decides.
+    case_sensitive
+        The session's ``spark.sql.caseSensitive``; None: it is not known here, or was never set.
     query
         A continuous query's name, or its id; None in batches and micro-batches.
     allow_unaligned_splits
@@ -122,6 +124,7 @@ class SourceReaderContext(msgspec.Struct, frozen=True, kw_only=True):
     request_split: Callable[[], None]
     send_event: Callable[[SourceEvent], None]
     time_zone: str | None = None
+    case_sensitive: bool | None = None
     query: str | None = None
     allow_unaligned_splits: bool = False
     metric_group: MetricGroup = msgspec.field(default_factory=MetricGroup)

@@ -179,15 +179,17 @@ class _Reader:
         check_versions(partition.driver)
         splits = [self._source.split_serializer.deserialize(each) for each in partition.splits]
         context = TaskContext.get()
-        session = context.getLocalProperty("spark.sql.session.timeZone") if context is not None else None
+        time_zone = context.getLocalProperty("spark.sql.session.timeZone") if context is not None else None
+        case_sensitive = context.getLocalProperty("spark.sql.caseSensitive") if context is not None else None
         yield from read_splits(
             self._source,
             self._arrow_schema(),
             splits,
             partition.value,
-            session or self._time_zone,
+            time_zone or self._time_zone,
             partition.reporting,
             partition.ordering,
+            None if case_sensitive is None else case_sensitive.lower() == "true",
         )
         if context is not None:
             keep_modules()

@@ -25,6 +25,7 @@ from headgate.connectors.files.listing import FileStatus
 from headgate.connectors.files.partitions import partition_scalar
 from headgate.connectors.files.split import FileSplit
 from headgate.errors import BadDataError, SourceUnavailableError
+from headgate.formats.names import Names
 from headgate.formats.parquet import earliest_event_times
 from headgate.source.event_time import to_milliseconds
 from headgate.source.watermark import MAX_WATERMARK_MS, MIN_WATERMARK_MS
@@ -88,15 +89,24 @@ class EventTimes:
         Whether the files are Parquet.
     time_zone
         The zone in which folders' local times are read; None: it is not known here.
+    names
+        Which names of columns and folders are one.
     """
 
     def __init__(
-        self, file_system: pa_fs.FileSystem, column: pa.Field, *, has_footers: bool, time_zone: str | None
+        self,
+        file_system: pa_fs.FileSystem,
+        column: pa.Field,
+        *,
+        has_footers: bool,
+        time_zone: str | None,
+        names: Names | None = None,
     ) -> None:
         self._file_system = file_system
         self._column = column
         self._has_footers = has_footers
         self._time_zone = time_zone
+        self._names = names or Names()
         self._lock = threading.Lock()
         # Guarded by _lock:
         self._kept: OrderedDict[tuple[str, int, int], RowTimes] = OrderedDict()
@@ -165,7 +175,9 @@ class EventTimes:
     def _of_footer(self, path: str) -> RowTimes:
         try:
             with self._file_system.open_input_file(path) as file:
-                return RowTimes(earliest_event_times(file, path, self._column), by_unit=True)
+                return RowTimes(
+                    earliest_event_times(file, path, self._column, self._names.case_sensitive), by_unit=True
+                )
         except (BadDataError, FileNotFoundError) as error:
             # Whoever reads it says so, or passes over it, as the options say.
             _log.info("headgate.files: the footer of %s cannot be read: %s", path, error)
@@ -188,7 +200,7 @@ class EventTimes:
 
     def _folders(self, file: FileStatus | FileSplit) -> list[str | None]:
         partitions = file.partitions.items() if isinstance(file, FileSplit) else file.partitions
-        return [text for name, text in partitions if name.lower() == self._column.name.lower()]
+        return [text for name, text in partitions if self._names.same(name, self._column.name)]
 
 
 def _key(file: FileStatus | FileSplit) -> tuple[str, int, int]:

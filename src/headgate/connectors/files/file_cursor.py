@@ -29,6 +29,7 @@ from headgate.connectors.files.partitions import partition_scalar
 from headgate.connectors.files.split import FileSplit
 from headgate.errors import BadDataError, DataLossError, HeadgateError, InternalError, SourceUnavailableError
 from headgate.formats.base import DocumentFormat, LineBlock, LineFormat, UnitFormat
+from headgate.formats.names import Names
 from headgate.formats.row_filter import RowFilter
 
 Format = LineFormat | UnitFormat | DocumentFormat
@@ -52,6 +53,8 @@ class FileReadSettings(msgspec.Struct, frozen=True, kw_only=True):
         The zone in which partition folders' timestamps are read.
     row_filter
         Rows that are wanted, or None for all; files whose folders rule them out are not opened.
+    names
+        Which names of columns and folders are one.
     ignore_missing_files, ignore_corrupt_files
         Warn and go on instead of raising.
     block_bytes, max_line_bytes
@@ -62,6 +65,7 @@ class FileReadSettings(msgspec.Struct, frozen=True, kw_only=True):
     schema: pa.Schema
     time_zone: str = "UTC"
     row_filter: RowFilter | None = None
+    names: Names = msgspec.field(default_factory=Names)
     ignore_missing_files: bool = False
     ignore_corrupt_files: bool = False
     block_bytes: int = BLOCK_BYTES
@@ -99,7 +103,7 @@ class FileCursor:
         self._constants = {
             field.name: partition_scalar(field.name, text, field.type, split.path, settings.time_zone)
             for field in settings.schema
-            for text in _partition_texts(split.partitions, field.name)
+            for text in _partition_texts(split.partitions, field.name, settings.names)
         }
 
     def __iter__(self) -> Iterator[Step]:
@@ -232,8 +236,8 @@ class FileCursor:
         )  # fmt: skip
 
 
-def _partition_texts(partitions: Mapping[str, str | None], column: str) -> list[str | None]:
-    return [text for name, text in partitions.items() if name.lower() == column.lower()]
+def _partition_texts(partitions: Mapping[str, str | None], column: str, names: Names) -> list[str | None]:
+    return [text for name, text in partitions.items() if names.same(name, column)]
 
 
 def open_lines(

@@ -22,6 +22,7 @@ from headgate.formats.arrow_ipc import infer_arrow_schema
 from headgate.formats.base import LineFormat
 from headgate.formats.csv import infer_csv_schema
 from headgate.formats.json_infer import infer_json_schema
+from headgate.formats.names import Names
 from headgate.formats.orc import infer_orc_schema
 from headgate.formats.parquet import infer_parquet_schema
 from headgate.source.options import Options
@@ -37,7 +38,11 @@ _FOOTERS: dict[str, Callable[[pa.NativeFile, str], pa.Schema]] = {
 
 
 def infer_data_schema(
-    files: Sequence[FileStatus], file_system: pa_fs.FileSystem, options: Options, line_format: LineFormat | None
+    files: Sequence[FileStatus],
+    file_system: pa_fs.FileSystem,
+    options: Options,
+    line_format: LineFormat | None,
+    names: Names,
 ) -> pa.Schema:
     """Return the columns that the files themselves have.
 
@@ -51,21 +56,23 @@ def infer_data_schema(
         Of the source.
     line_format
         How lines are cut; None: the files are documents or made of units.
+    names
+        Which names are one.
 
     Raises
     ------
     BadDataError
-        A file is damaged, or columns of two files contradict each other (``mergeSchema``).
+        A file is damaged, or columns of two files have types that Spark does not merge (``mergeSchema``).
     """
     file_format = options["fileFormat"]
     if file_format == "text":
         return pa.schema([pa.field("value", pa.string())])
     footer = _FOOTERS.get(file_format)
     if footer is not None:
-        looked_at = files if options["mergeSchema"] else files[:1]
-        return _merge(files, (_with_file(file_system, each.path, footer) for each in looked_at))
+        looked_at = sorted(files, key=lambda each: each.path)[: None if options["mergeSchema"] else 1]
+        return _merge(looked_at, (_with_file(file_system, each.path, footer) for each in looked_at), names)
     infer = infer_csv_schema if file_format == "csv" else infer_json_schema
-    return infer(b"".join(_samples(files, file_system, line_format)), options)
+    return infer(b"".join(_samples(files, file_system, line_format)), options, names)
 
 
 def _with_file(file_system: pa_fs.FileSystem, path: str, look: Callable[[pa.NativeFile, str], pa.Schema]) -> pa.Schema:
@@ -73,19 +80,18 @@ def _with_file(file_system: pa_fs.FileSystem, path: str, look: Callable[[pa.Nati
         return look(file, path)
 
 
-def _merge(files: Sequence[FileStatus], schemas: Iterable[pa.Schema]) -> pa.Schema:
-    merged = None
+def _merge(files: Sequence[FileStatus], schemas: Iterable[pa.Schema], names: Names) -> pa.Schema:
+    merged: list[pa.Field] = []
     for status, schema in zip(files, schemas):
         try:
-            merged = schema if merged is None else pa.unify_schemas([merged, schema], promote_options="permissive")
-        except pa.ArrowException as error:
+            merged = names.merged_fields(merged, list(schema))
+        except ValueError as error:
             raise BadDataError(
-                f"headgate.files: the columns of {status.path} contradict those of files before it: {error}. Give a "
-                "schema, or leave 'mergeSchema' out.",
+                f"headgate.files: the columns of {status.path} contradict those of files before it: {error}, which "
+                "'mergeSchema' does not make one type. Give a schema, or leave 'mergeSchema' out.",
                 path=status.path, byte_offset=0,
             ) from error  # fmt: skip
-    assert merged is not None
-    return merged
+    return pa.schema(merged)
 
 
 def _samples(

@@ -19,6 +19,7 @@ import pyarrow.fs as pa_fs
 
 from headgate.connectors.files.partitions import PartitionValues, partition_of_folder
 from headgate.errors import BadDataError, OptionError, SourceUnavailableError
+from headgate.formats.names import Names
 
 _MAGIC = re.compile(r"[*?\[{]")
 
@@ -69,6 +70,8 @@ class FileListing(msgspec.Struct, frozen=True, kw_only=True):
         Only files modified after and before, in milliseconds since 1970-01-01 UTC, or None.
     globs_may_be_empty
         A glob that matches nothing is not an error: files may come.
+    case_sensitive
+        Whether partition folders whose names differ only in case are of two columns.
     """
 
     file_system: pa_fs.FileSystem
@@ -79,6 +82,7 @@ class FileListing(msgspec.Struct, frozen=True, kw_only=True):
     modified_after_ms: int | None = None
     modified_before_ms: int | None = None
     globs_may_be_empty: bool = False
+    case_sensitive: bool = False
 
     def list_files(self) -> list[FileStatus]:
         """Return all files with content, in the order of modification time, then path. Blocks.
@@ -105,7 +109,7 @@ class FileListing(msgspec.Struct, frozen=True, kw_only=True):
         files = [status for status in found.values() if status.size > 0]
         if not self.recursive and not any(status.partitions for status in files):
             files = [status for status in files if not status.nested]
-        _check_same_partition_columns(files)
+        _check_same_partition_columns(files, Names(self.case_sensitive))
         files.sort(key=lambda status: (status.modified_ms, status.path))
         return files
 
@@ -281,14 +285,14 @@ def _folders_below(base: str, folder: str) -> _Folders:
     return folders
 
 
-def _check_same_partition_columns(files: Sequence[FileStatus]) -> None:
+def _check_same_partition_columns(files: Sequence[FileStatus], names: Names) -> None:
     first_by_keys: dict[tuple[str, ...], str] = {}
     keys_by_values: dict[int, tuple[str, ...]] = {}
     for status in files:
         # Files of a folder share one tuple, so its identity saves the work for all but the first of them.
         keys = keys_by_values.get(id(status.partitions))
         if keys is None:
-            keys = keys_by_values[id(status.partitions)] = tuple(key for key, _ in status.partitions)
+            keys = keys_by_values[id(status.partitions)] = tuple(names.key(column) for column, _ in status.partitions)
             first_by_keys.setdefault(keys, status.path)
     if len(first_by_keys) > 1:
         (keys, path), (other_keys, other_path) = list(first_by_keys.items())[:2]

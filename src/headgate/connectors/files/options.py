@@ -62,6 +62,9 @@ GENERAL_OPTIONS: tuple[OptionSpec, ...] = (
     OptionSpec("pathGlobFilter", text, None, "only files whose names match this glob"),
     OptionSpec("recursiveFileLookup", boolean, False, "enter all folders; folders then make no columns"),
     OptionSpec("basePath", text, None, "the folder below which folders named key=value make columns"),
+    OptionSpec(
+        "caseSensitive", boolean, None, "whether names that differ only in case are two; unset: the session's setting"
+    ),
     OptionSpec("modifiedAfter", moment, None, "only files modified after this moment"),
     OptionSpec("modifiedBefore", moment, None, "only files modified before this moment"),
     OptionSpec("ignoreMissingFiles", boolean, False, "warn of files that vanish or shrink, and go on"),

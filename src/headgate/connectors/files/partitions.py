@@ -17,6 +17,7 @@ from collections.abc import Iterable
 import pyarrow as pa
 
 from headgate.errors import BadDataError
+from headgate.formats.names import Names
 from headgate.formats.values_datetime import tzinfo_of, zone_of
 
 PartitionValues = tuple[tuple[str, str | None], ...]
@@ -49,13 +50,18 @@ def _unescape(text: str) -> str:
     return _ESCAPED.sub(lambda match: chr(int(match[1], 16)), text)
 
 
-def infer_partition_fields(values: Iterable[PartitionValues], time_zone: str) -> list[pa.Field]:
-    """Return the partition columns with the narrowest type that holds every value of the column."""
-    texts: dict[str, set[str | None]] = {}
-    for row in set(values):
-        for column, text in row:
-            texts.setdefault(column, set()).add(text)
-    return [pa.field(column, _common_type(found, time_zone)) for column, found in texts.items()]
+def infer_partition_fields(values: Iterable[PartitionValues], time_zone: str, names: Names) -> list[pa.Field]:
+    """Return the partition columns with the narrowest type that holds every value of the column.
+
+    All files have the same columns, in this order; they are spelt as the first one's folders.
+    """
+    columns: list[tuple[str, set[str | None]]] = []
+    for row in dict.fromkeys(values):
+        columns = columns or [(column, set()) for column, _ in row]
+        for (column, texts), (spelt, text) in zip(columns, row):
+            assert names.same(column, spelt), "listing refuses folders of other columns"
+            texts.add(text)
+    return [pa.field(column, _common_type(texts, time_zone)) for column, texts in columns]
 
 
 def _common_type(texts: Iterable[str | None], time_zone: str) -> pa.DataType:

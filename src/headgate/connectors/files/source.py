@@ -28,12 +28,13 @@ from headgate.connectors.files.partitions import infer_partition_fields
 from headgate.connectors.files.row_limits import plan_rows
 from headgate.connectors.files.split import SPLIT_SERIALIZER, FileSplit
 from headgate.connectors.files.split_reader import FileSplitReader
-from headgate.errors import HeadgateError
+from headgate.errors import BadDataError, HeadgateError
 from headgate.formats.arrow_ipc import ArrowFormat
 from headgate.formats.base import DocumentFormat, LineFormat
 from headgate.formats.csv import CsvDocumentFormat, CsvFormat
 from headgate.formats.file_systems import resolve_paths
 from headgate.formats.json import JsonDocumentFormat, JsonFormat
+from headgate.formats.names import Names
 from headgate.formats.orc import OrcFormat
 from headgate.formats.parquet import ParquetFormat
 from headgate.formats.row_filter import RowFilter
@@ -78,6 +79,7 @@ class FilesSource(Source[FileSplit, FilesState]):
         if not self._paths():
             raise self.options.error("path", "is required: a file, a folder or a glob.")
         self._event_times: EventTimes | None = None
+        self._folded = False  # whether other columns would be inferred if case counted
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what the planner knows of files."""
@@ -93,12 +95,22 @@ class FilesSource(Source[FileSplit, FilesState]):
                 "Give a schema."
             )  # fmt: skip
         fmt = self._format(_ANY_COLUMN, "UTC", None)
-        data = infer_data_schema(files, file_system, self.options, fmt if isinstance(fmt, LineFormat) else None)
-        folders = infer_partition_fields((each.partitions for each in files), self._time_zone() or "UTC")
-        by_lower = {field.name.lower(): field for field in folders}
-        # As in Spark, a column that both have stands where the file has it and has the folder's type and values.
-        fields = [by_lower.pop(field.name.lower(), field) for field in data]
-        return pa.schema([field.with_nullable(True) for field in (*fields, *by_lower.values())])
+        names = self._names(None)
+        line_format = fmt if isinstance(fmt, LineFormat) else None
+        data = infer_data_schema(files, file_system, self.options, line_format, names)
+        by_path = sorted(files, key=lambda each: each.path)
+        folders = infer_partition_fields((each.partitions for each in by_path), self._time_zone() or "UTC", names)
+        schema = _with_folders(data, folders, names)
+        twins = names.twins(schema)
+        if twins is not None:
+            raise BadDataError(
+                f"headgate.files: the files have {twins[0]!r} and {twins[1]!r}, which differ in nothing but case and "
+                "are one column in Spark, unless spark.sql.caseSensitive is true: set that, and the option "
+                "'caseSensitive' too, or give a schema that has one of them.",
+                path=None, byte_offset=None,
+            )  # fmt: skip
+        self._folded = names.folded
+        return schema
 
     def create_enumerator(self, context: SplitEnumeratorContext[FileSplit]) -> FilesEnumerator:
         """Return an enumerator that has seen no file."""
@@ -111,30 +123,35 @@ class FilesSource(Source[FileSplit, FilesState]):
     def create_reader(self, context: SourceReaderContext) -> SourceReader[FileSplit]:
         """Return a reader that pulls one split after the other."""
         time_zone = self._time_zone() or context.time_zone or "UTC"
-        row_filter = self._row_filter(context.schema, time_zone)
+        names = self._names(context.case_sensitive)
+        self._check_names(context, names)
+        row_filter = self._row_filter(context.schema, time_zone, names)
         file_system, _ = resolve_paths(self._paths(), "path")
         settings = FileReadSettings(
             file_system=file_system,
             schema=context.schema,
             time_zone=time_zone,
             row_filter=row_filter,
+            names=names,
             block_bytes=self.block_bytes,
             ignore_missing_files=self.options["ignoreMissingFiles"],
             ignore_corrupt_files=self.options["ignoreCorruptFiles"],
         )
 
         @functools.lru_cache(maxsize=16)
-        def format_for_folders(names: frozenset[str]) -> Format:
-            data = pa.schema([field for field in context.schema if field.name.lower() not in names])
+        def format_for_folders(folders: frozenset[str]) -> Format:
+            data = pa.schema([field for field in context.schema if names.key(field.name) not in folders])
             if not len(data) and self.options["fileFormat"] == "csv":
                 raise self.options.error(
-                    "schema", f"has only the folders' columns {sorted(names)}. Add one of the files."
+                    "schema", f"has only the folders' columns {sorted(folders)}. Add one of the files."
                 )
             # Rows must be counted even where all columns that are wanted are folders.
-            return self._format(data if len(data) else _ANY_COLUMN, time_zone, row_filter)
+            return self._format(data if len(data) else _ANY_COLUMN, time_zone, row_filter, names)
 
         def format_for(split: FileSplit) -> Format:
-            return format_for_folders(frozenset(name.lower() for name in split.partitions))
+            if names.case_sensitive and self.options["caseSensitive"] is None:
+                self._check_folders(split, context.schema)
+            return format_for_folders(frozenset(map(names.key, split.partitions)))
 
         return SequentialReader(lambda: FileSplitReader(format_for, settings), context)
 
@@ -214,9 +231,39 @@ class FilesSource(Source[FileSplit, FilesState]):
         zone: str | None = self.options.get("timeZone")
         return zone
 
-    def _row_filter(self, schema: pa.Schema, time_zone: str) -> RowFilter | None:
+    def _names(self, session: bool | None) -> Names:
+        """Return which names are one: as the option says, else the session, which planners of Spark's do not know."""
+        option: bool | None = self.options["caseSensitive"]
+        return Names(bool(session) if option is None else option)
+
+    def _check_names(self, context: SourceReaderContext, names: Names) -> None:
+        """Refuse a schema that has another meaning in this session, or none."""
+        if self._folded and context.case_sensitive and self.options["caseSensitive"] is None:
+            raise self.options.error(
+                "caseSensitive", "is not set, and spark.sql.caseSensitive is true: load() cannot see that, and took "
+                "names that differ only in case for one. Set the option to true, or give a schema."
+            )  # fmt: skip
+        twins = names.twins(context.schema)
+        if twins is not None:
+            raise self.options.error(
+                "schema", f"has {twins[0]!r} and {twins[1]!r}, which are one name unless spark.sql.caseSensitive is "
+                "true. Set that, or leave one of them out."
+            )  # fmt: skip
+
+    def _check_folders(self, split: FileSplit, schema: pa.Schema) -> None:
+        """Refuse a folder that the planner, which does not know the session, took for a column of another case."""
+        by_lower = {name.lower(): name for name in schema.names}
+        for folder in split.partitions:
+            column = by_lower.get(folder.lower(), folder)
+            if column != folder and folder not in schema.names:
+                raise self.options.error(
+                    "caseSensitive", f"is not set, spark.sql.caseSensitive is true, and {split.path} is in a folder "
+                    f"{folder}=..., where the schema has {column!r}. Set the option, or name the column as the folder."
+                )  # fmt: skip
+
+    def _row_filter(self, schema: pa.Schema, time_zone: str, names: Names) -> RowFilter | None:
         comparisons = self.options["rowFilter"]
-        return RowFilter(comparisons, schema, time_zone) if comparisons else None
+        return RowFilter(comparisons, schema, time_zone, names.case_sensitive) if comparisons else None
 
     def _listing(self, boundedness: Boundedness) -> tuple[pa_fs.FileSystem, FileListing]:
         base = self.options["basePath"]
@@ -230,6 +277,7 @@ class FilesSource(Source[FileSplit, FilesState]):
             modified_after_ms=self._milliseconds(self.options["modifiedAfter"]),
             modified_before_ms=self._milliseconds(self.options["modifiedBefore"]),
             globs_may_be_empty=boundedness is Boundedness.CONTINUOUS_UNBOUNDED,
+            case_sensitive=self._names(None).case_sensitive,
         )
 
     def _milliseconds(self, moment: datetime.datetime | None) -> int | None:
@@ -260,14 +308,19 @@ class FilesSource(Source[FileSplit, FilesState]):
         name: str | None = self.options["eventTimeColumn"]
         if name is None:
             return None
-        fields = [field for field in schema if field.name.lower() == name.lower()]
+        names = self._names(None)
+        fields = [field for field in schema if names.same(field.name, name)]
         if len(fields) != 1 or not pa.types.is_timestamp(fields[0].type):
             raise self.options.error("eventTimeColumn", f"is {name!r}; it must name one column, a timestamp.")
         has_footers = self.options["fileFormat"] == "parquet"
-        return EventTimes(file_system, fields[0], has_footers=has_footers, time_zone=self._time_zone())
+        return EventTimes(file_system, fields[0], has_footers=has_footers, time_zone=self._time_zone(), names=names)
 
-    def _format(self, schema: pa.Schema, time_zone: str, row_filter: RowFilter | None) -> Format:
-        options: Mapping[str, Any] = self.options
+    def _format(
+        self, schema: pa.Schema, time_zone: str, row_filter: RowFilter | None, names: Names | None = None
+    ) -> Format:
+        options: Mapping[str, Any] = (
+            self.options if names is None else self.options.replaced("caseSensitive", names.case_sensitive)
+        )
         match options["fileFormat"]:
             case "text":
                 return (TextDocumentFormat if options["wholetext"] else TextFormat)(schema, options, time_zone)
@@ -281,6 +334,17 @@ class FilesSource(Source[FileSplit, FilesState]):
                 return OrcFormat(schema, options, time_zone)
             case _:
                 return ArrowFormat(schema, options, time_zone)
+
+
+def _with_folders(data: pa.Schema, folders: Sequence[pa.Field], names: Names) -> pa.Schema:
+    """Return the columns of files and folders: one that both have stands where the file has it, and is the folder's."""
+    left, fields = list(folders), []
+    for field in data:
+        folder = next((each for each in left if names.same(each.name, field.name)), None)
+        if folder is not None:
+            left.remove(folder)
+        fields.append(field if folder is None else folder)
+    return pa.schema([field.with_nullable(True) for field in (*fields, *left)])
 
 
 def _with_rest(planned: PlannedRange[FileSplit], whole: FileSplit) -> PlannedRange[FileSplit]:

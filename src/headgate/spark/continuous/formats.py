@@ -42,11 +42,12 @@ class SourceFormat(msgspec.Struct, frozen=True):
     def with_defaults(self, given: Mapping[str, str], defaults: Mapping[str, str]) -> dict[str, str]:
         """Return the options that were given, and of the session's defaults those that the source has."""
         lower = {name.lower() for name in given}
-        return {
-            name: value for name, value in defaults.items() if name.lower() not in lower and self._has(name)
-        } | dict(given)
+        return {name: value for name, value in defaults.items() if name.lower() not in lower and self.has(name)} | dict(
+            given
+        )
 
-    def _has(self, name: str) -> bool:
+    def has(self, name: str) -> bool:
+        """Return whether the source has an option."""
         lower = name.lower()
         for spec in (*self.specs, *COMMON_OPTIONS):
             before, star, after = spec.name.lower().partition("*")

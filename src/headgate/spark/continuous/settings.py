@@ -74,6 +74,11 @@ def session_time_zone(spark: SparkSession) -> str:
     return str(spark.conf.get("spark.sql.session.timeZone"))
 
 
+def session_case_sensitive(spark: SparkSession) -> bool:
+    """Return whether names that differ only in case are two in the session."""
+    return str(spark.conf.get("spark.sql.caseSensitive")).lower() == "true"
+
+
 def interval_ms(what: str, value: str) -> int:
     """Return an interval of Spark's in milliseconds; ``what`` names the method for the error."""
     try:

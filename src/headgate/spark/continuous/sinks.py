@@ -28,6 +28,7 @@ def make_sink(
     spark: SparkSession | None = None,
     partition_by: Sequence[str] = (),
     time_zone: str = "UTC",
+    case_sensitive: bool = False,
 ) -> Sink:
     """Return the sink of a query. On the driver.
 
@@ -41,6 +42,8 @@ def make_sink(
         The session whose registered Python data sources may be written to; None: only built-in sinks are known.
     time_zone
         In which the names of folders spell times.
+    case_sensitive
+        Whether columns whose names differ only in case are two.
 
     Raises
     ------
@@ -53,7 +56,7 @@ def make_sink(
         case "parquet" | "json" | "csv" as file_format:
             from headgate.connectors.files.sink.sink import FilesSink
 
-            return FilesSink(file_format, options, schema, partition_by, time_zone)
+            return FilesSink(file_format, options, schema, partition_by, time_zone, case_sensitive)
         case "kafka" | "headgate.kafka":
             from headgate.connectors.kafka.sink.sink import make_kafka_sink
 

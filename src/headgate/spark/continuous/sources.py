@@ -10,16 +10,19 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from headgate.errors import HeadgateError, OptionError
 from headgate.graph.plan import PlanNode
 from headgate.graph.stage_graph import SourceDefinition
 from headgate.microbatch.watermark_options import strategy_of
 from headgate.source import Boundedness
 from headgate.source.options import Options
-from headgate.spark.continuous.formats import find_format
-from headgate.spark.continuous.settings import arrow_schema, session_defaults
+from headgate.spark.continuous.formats import SourceFormat, find_format
+from headgate.spark.continuous.settings import arrow_schema, session_case_sensitive, session_defaults
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+_CASE = "caseSensitive"
 
 
 def source_node(
@@ -54,7 +57,10 @@ def source_node(
     from headgate.microbatch.planner import check_supported
 
     found = find_format(spark, name)
-    source = found.make(found.with_defaults(options, session_defaults(spark)))
+    given = found.with_defaults(options, session_defaults(spark))
+    if found.has(_CASE):
+        given = _with_case(found, given, schema, session_case_sensitive(spark))
+    source = found.make(given)
     columns = schema if schema is not None else arrow_schema(source.schema())
     boundedness = _boundedness_of(source.options, boundedness)
     check_supported(source, boundedness, "a continuous query")
@@ -67,6 +73,34 @@ def source_node(
             watermark_strategy=strategy_of(source.options, columns),
         )
     )
+
+
+def _with_case(
+    found: SourceFormat, given: dict[str, str], schema: pa.Schema | None, case_sensitive: bool
+) -> dict[str, str]:
+    """Return options that say whether case counts: where they do not, as the session does.
+
+    Raises
+    ------
+    OptionError
+        ``load()``, which does not see the session, inferred the columns as if case did not count, and it does.
+    """
+    if any(name.lower() == _CASE.lower() for name in given):
+        return given
+    chosen = {**given, _CASE: str(case_sensitive).lower()}
+    if case_sensitive and schema is not None:
+        try:
+            inferred = arrow_schema(found.make(given).schema())
+            differs = inferred == schema and arrow_schema(found.make(chosen).schema()) != schema
+        except HeadgateError:
+            return chosen  # it cannot be inferred, and so was given
+        if differs:
+            raise OptionError(
+                f"The option {_CASE!r} is not set, and spark.sql.caseSensitive is true: load() cannot see that, and "
+                "took names that differ only in case for one. Set the option to true, or give a schema.",
+                option=_CASE, value=None,
+            )  # fmt: skip
+    return chosen
 
 
 def _boundedness_of(options: Options, default: Boundedness) -> Boundedness:

@@ -25,7 +25,13 @@ from headgate.sink import Sink
 from headgate.source import Boundedness, Options
 from headgate.spark.continuous.foreach import make_foreach_sink
 from headgate.spark.continuous.foreach_batch import ForeachBatchSink
-from headgate.spark.continuous.settings import interval_ms, session_defaults, session_time_zone, set_option
+from headgate.spark.continuous.settings import (
+    interval_ms,
+    session_case_sensitive,
+    session_defaults,
+    session_time_zone,
+    set_option,
+)
 from headgate.spark.continuous.sinks import FILE_FORMATS, make_sink
 from headgate.spark.continuous.tables import Table, TableSink, table_for
 
@@ -322,6 +328,7 @@ class ContinuousStreamWriter:
             sink = make_sink(
                 self._format, options, self._node.schema, spark=self._spark,
                 partition_by=self._partition_by, time_zone=session_time_zone(self._spark),
+                case_sensitive=session_case_sensitive(self._spark),
             )  # fmt: skip
             sink.output_mode = self._output_mode
             return sink
@@ -358,7 +365,8 @@ class ContinuousStreamWriter:
                 f"is {name!r}, and the query has no windows, no transformWithState with event time, and no join of two "
                 "streams: no row is late.",
             )
-        sink = make_sink(name, its_options, found[1], spark=self._spark)
+        case_sensitive = session_case_sensitive(self._spark)
+        sink = make_sink(name, its_options, found[1], spark=self._spark, case_sensitive=case_sensitive)
         sink.uid = LATE_ROWS_UID
         return sink
 

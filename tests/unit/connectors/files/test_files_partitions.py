@@ -6,6 +6,7 @@ import pytest
 
 from headgate.connectors.files.partitions import infer_partition_fields, partition_of_folder, partition_scalar
 from headgate.errors import BadDataError
+from headgate.formats.names import Names
 
 
 @pytest.mark.parametrize(
@@ -48,8 +49,16 @@ def test_folder_names(name, expected):
     ],
 )
 def test_the_narrowest_type_that_holds_all_values(texts, expected):
-    (field,) = infer_partition_fields([(("x", text),) for text in texts], "UTC")
+    (field,) = infer_partition_fields([(("x", text),) for text in texts], "UTC", Names())
     assert (field.name, field.type) == ("x", expected)
+
+
+def test_columns_are_spelt_as_the_first_folders():
+    names = Names()
+    rows = [(("x", "1"), ("Y", "a")), (("X", "2.5"), ("Y", None)), (("x", "1"), ("Y", "a"))]
+    fields = infer_partition_fields(rows, "UTC", names)
+    assert pa.schema(fields) == pa.schema([("x", pa.float64()), ("Y", pa.string())])
+    assert names.folded
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
 import json
+import pickle
 
 import pyarrow as pa
 import pytest
@@ -7,6 +8,8 @@ from files_cases import csv_bytes, parquet_bytes, table, write
 from headgate.connectors.files.source import FilesSource
 from headgate.errors import BadDataError, OptionError
 from headgate.formats.file_systems import resolve_paths
+from headgate.microbatch.planner import plan_batch
+from headgate.microbatch.task import read_splits
 
 
 def source(**options):
@@ -81,11 +84,74 @@ def test_merge_schema_unites_the_columns_of_all_files(tmp_path):
     (tmp_path / "a.parquet").write_bytes(parquet_bytes(pa.table({"a": [1]})))
     (tmp_path / "b.parquet").write_bytes(parquet_bytes(pa.table({"a": [1], "b": ["x"]})))
     options = {"path": str(tmp_path), "fileFormat": "parquet"}
-    assert FilesSource(options).schema().names in (["a"], ["a", "b"])
+    assert FilesSource(options).schema().names == ["a"]  # of the first file by name
     assert FilesSource({**options, "mergeSchema": "true"}).schema().names == ["a", "b"]
     (tmp_path / "c.parquet").write_bytes(parquet_bytes(pa.table({"a": ["text"]})))
-    with pytest.raises(BadDataError, match="contradict"):
+    with pytest.raises(BadDataError, match=r"c\.parquet contradict .*: 'a' is int64 and string"):
         FilesSource({**options, "mergeSchema": "true"}).schema()
+
+
+def files_of(folder, **tables):
+    for name, each in tables.items():
+        path = folder / name.replace("_", "=") / "a.parquet"
+        path.parent.mkdir()
+        path.write_bytes(parquet_bytes(pa.table(each)))
+    return {"path": str(folder), "fileFormat": "parquet", "mergeSchema": "true"}
+
+
+def rows_of(made, schema, **session):
+    batches = list(read_splits(made, schema, plan_batch(made, schema, 0), 0, "UTC", **session))
+    return sorted((tuple(row.values()) for batch in batches for row in batch.to_pylist()), key=repr)
+
+
+def test_names_that_differ_in_case_are_one_unless_the_option_says_that_they_are_two(tmp_path):
+    options = files_of(tmp_path, K_1={"ID": [1], "n": ["x"]}, k_2={"id": [2], "N": [None]})
+    made = FilesSource(options)
+    assert made.schema() == pa.schema([("ID", pa.int64()), ("n", pa.string()), ("K", pa.int32())])
+    assert rows_of(made, made.schema()) == [(1, "x", 1), (2, None, 2)]
+    with pytest.raises(OptionError, match="different partition folders"):
+        FilesSource({**options, "caseSensitive": "true"}).schema()
+
+
+def test_columns_inferred_as_one_are_not_read_where_the_session_has_two(tmp_path):
+    """`load()` does not see the session's setting; its tasks do."""
+    options = files_of(tmp_path, k_1={"ID": [1]}, k_2={"id": [2]})
+    made = pickle.loads(pickle.dumps(inferred := FilesSource(options)))
+    schema = inferred.schema()
+    assert rows_of(inferred, schema, case_sensitive=False) == [(1, 1), (2, 2)]
+    with pytest.raises(OptionError, match=r"'caseSensitive' is not set, and spark\.sql\.caseSensitive is true"):
+        rows_of(pickle.loads(pickle.dumps(inferred)), schema, case_sensitive=True)
+    assert rows_of(made, schema, case_sensitive=True) == [(1, 1), (None, 2)]  # given, it is what Spark reads too
+    chosen = FilesSource({**options, "caseSensitive": "true"})
+    assert chosen.schema().names == ["ID", "id", "k"]
+    assert rows_of(chosen, chosen.schema(), case_sensitive=True) == [(1, None, 1), (None, 2, 2)]
+
+
+def test_a_schema_with_two_names_that_are_one_is_refused_as_the_session_says(tmp_path):
+    options = files_of(tmp_path, k_1={"b": [1], "B": [2]})
+    made, schema = FilesSource(options), pa.schema([("B", pa.int64()), ("b", pa.int64())])
+    with pytest.raises(OptionError, match="'schema' has 'B' and 'b', which are one name unless"):
+        rows_of(made, schema)
+    assert rows_of(made, schema, case_sensitive=True) == [(2, 1)]
+    with pytest.raises(BadDataError, match="'b' and 'B', which differ in nothing but case"):
+        made.schema()
+
+
+def test_a_folder_that_is_a_column_but_for_its_case_is_named_where_the_planner_could_not_see_it(tmp_path):
+    options = files_of(tmp_path, j_1={"v": [5]}, J_2={"v": [6]})
+    schema = pa.schema([("v", pa.int64()), ("j", pa.int32())])
+    assert rows_of(FilesSource(options), schema) == [(5, 1), (6, 2)]
+    with pytest.raises(OptionError, match=r"folder J=\.\.\., where the schema has 'j'"):
+        rows_of(FilesSource(options), schema, case_sensitive=True)
+
+
+def test_filters_and_event_times_go_by_the_case_of_names(tmp_path):
+    moment = pa.array([0, 1], pa.timestamp("us", "UTC"))
+    options = files_of(tmp_path, k_1={"at": moment, "AT": moment.take(pa.array([1, 0])), "v": [1, 2]})
+    made = FilesSource({**options, "caseSensitive": "true", "rowFilter": "AT = '1970-01-01T00:00:00Z'",
+                        "eventTimeColumn": "AT"})  # fmt: skip
+    schema = pa.schema([("at", moment.type), ("AT", moment.type), ("v", pa.int64())])
+    assert [row[2] for row in rows_of(made, schema)] == [2]
 
 
 def test_a_sample_has_one_header(tmp_path):

@@ -5,6 +5,7 @@ import pytest
 
 from headgate.errors import BadDataError
 from headgate.formats.json import OPTIONS, infer_json_schema
+from headgate.formats.names import Names
 from headgate.source.options import Options
 
 
@@ -48,9 +49,12 @@ def test_malformed_records_add_the_corrupt_record_column_by_mode() -> None:
     assert caught.value.byte_offset == 8
 
 
-def test_fields_that_differ_in_case_only_are_refused() -> None:
-    with pytest.raises(BadDataError, match="'A' and 'a'"):
-        infer('{"A":1}', '{"a":1}')
+def test_records_that_differ_in_the_case_of_their_fields_only_have_one_type() -> None:
+    names = Names()
+    sample, options = b'{"A":1,"b":[{"C":"x"}]}\n{"a":2.5,"b":[{"c":null}]}', Options.parse("f", OPTIONS, {})
+    assert infer_json_schema(sample, options, names).names == ["A", "b"]
+    assert names.folded
+    assert infer_json_schema(sample, options, Names(case_sensitive=True)).names == ["A", "a", "b"]
 
 
 def test_timestamps_are_inferred_on_request_only() -> None:

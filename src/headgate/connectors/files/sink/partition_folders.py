@@ -18,6 +18,7 @@ import pyarrow as pa
 from headgate.connectors.files.sink.csv_lines import check_csv_type
 from headgate.errors import OptionError
 from headgate.expressions.casts import cast
+from headgate.formats.names import Names
 
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 _MUST_ESCAPE = re.compile(r"[\x01-\x1f\"#%'*/:=?\\\x7f{\[\]^]")
@@ -91,7 +92,9 @@ def _escaped(text: str) -> str:
     return _MUST_ESCAPE.sub(lambda match: f"%{ord(match[0]):02X}", text)
 
 
-def partition_columns(name: str, wanted: Sequence[str], schema: pa.Schema) -> tuple[str, ...]:
+def partition_columns(
+    name: str, wanted: Sequence[str], schema: pa.Schema, names: Names | None = None
+) -> tuple[str, ...]:
     """Return partition columns as the schema spells them.
 
     Raises
@@ -100,8 +103,9 @@ def partition_columns(name: str, wanted: Sequence[str], schema: pa.Schema) -> tu
         There is no such column, one comes twice, its type cannot be the name of a folder, or no other column is left.
     """
     found: list[str] = []
+    key = (names or Names()).key
     for each in wanted:
-        matching = [column for column in schema.names if column.lower() == each.lower()]
+        matching = [column for column in schema.names if key(column) == key(each)]
         if not matching:
             raise _refused(
                 f"Partition column {each} not found in existing columns ({', '.join(schema.names)}).", wanted

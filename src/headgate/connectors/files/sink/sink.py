@@ -31,6 +31,7 @@ from headgate.connectors.files.sink.staged_files import StagedNames
 from headgate.connectors.files.sink.writer import FilesWriter
 from headgate.errors import OptionError
 from headgate.formats.file_systems import resolve_paths
+from headgate.formats.names import Names
 from headgate.protocol.operator_context import OperatorContext
 from headgate.sink import Sink
 from headgate.source.options import Options, OptionSpec, boolean, choice, duration_ms, size_bytes, text
@@ -90,6 +91,8 @@ class FilesSink(Sink):
         The columns whose values are folders and not in the files.
     time_zone
         The session's: in which the names of folders spell times.
+    case_sensitive
+        The session's: whether columns whose names differ only in case are two.
     """
 
     def __init__(
@@ -99,6 +102,7 @@ class FilesSink(Sink):
         schema: pa.Schema,
         partition_by: Sequence[str] = (),
         time_zone: str = "UTC",
+        case_sensitive: bool = False,
     ) -> None:
         self.name = name
         parsed = Options.parse(f"The sink {name}", SINK_OPTION_SPECS[name], options)
@@ -114,10 +118,11 @@ class FilesSink(Sink):
             size_bytes=parsed["publishSize"],
             file_bytes=parsed["targetFileSize"],
         )
-        columns = partition_columns(name, partition_by, schema)
+        names = Names(case_sensitive)
+        columns = partition_columns(name, partition_by, schema, names)
         self._folders = PartitionFolders(columns, time_zone) if columns else None
         in_files = pa.schema([each for each in schema if each.name not in columns])
-        check_columns(name, self._encoding, in_files, header=name == "csv" and parsed["header"])
+        check_columns(name, self._encoding, in_files, header=name == "csv" and parsed["header"], names=names)
 
     def create_writer(self, context: OperatorContext, schema: pa.Schema, items: Sequence[bytes]) -> FilesWriter:
         """See `Sink.create_writer`."""
@@ -155,7 +160,9 @@ def _base_uri(path: str, output: str) -> str:
     return f"{match['scheme']}://{quote(posixpath.normpath(match['rest']))}"
 
 
-def check_columns(name: str, encoding: FileEncoding, schema: pa.Schema, *, header: bool = False) -> None:
+def check_columns(
+    name: str, encoding: FileEncoding, schema: pa.Schema, *, header: bool = False, names: Names | None = None
+) -> None:
     """Refuse columns that cannot be written, or not be read again.
 
     Raises
@@ -166,14 +173,15 @@ def check_columns(name: str, encoding: FileEncoding, schema: pa.Schema, *, heade
     if not schema.names:
         raise OptionError(f"The sink {name} needs at least one column.", option="format", value=name)
     seen: set[str] = set()
+    key = (names or Names()).key
     for field in stored_schema(schema):
-        if field.name.lower() in seen:
+        if key(field.name) in seen:
             raise OptionError(
-                f"The sink {name} cannot write two columns {field.name!r}: Spark reads names without regard to case. "
-                "Rename one.",
+                f"The sink {name} cannot write two columns {field.name!r}: Spark reads names without regard to case, "
+                "unless spark.sql.caseSensitive is true. Rename one.",
                 option="format", value=name,
             )  # fmt: skip
-        seen.add(field.name.lower())
+        seen.add(key(field.name))
         if header and re.search("[\r\n]", field.name):
             raise OptionError(
                 f"The sink {name} cannot write the column {field.name!r}: its name has a line end. Rename it, or leave "

@@ -73,6 +73,15 @@ def test_columns_that_are_refused(name: str, schema: pa.Schema, message: str) ->
         FilesSink(name, options, schema)
 
 
+def test_columns_whose_names_differ_only_in_case_are_two_where_case_counts() -> None:
+    schema = pa.schema([("a", pa.int8()), ("A", pa.int8()), ("v", pa.int8())])
+    made = FilesSink("json", {"path": "/x"}, schema, ["A"], case_sensitive=True)
+    assert made._folders is not None
+    assert made._folders.columns == ("A",)
+    with pytest.raises(OptionError, match="Partition column V not found"):
+        FilesSink("json", {"path": "/x"}, schema, ["V"], case_sensitive=True)
+
+
 @pytest.mark.parametrize(
     ("by", "message"),
     [
