@@ -162,7 +162,9 @@ class FilesEnumerator(SplitEnumerator[FileSplit, FilesState]):
         self._waiting: dict[int, None] = {}
         self._changed_warned: set[int] = set()
         self._discovered: set[int] = set()  # of the last listing: what is not assigned yet is found again
+        self._files_matched: int | None = None  # by the last listing, with those that were seen
         self._files_discovered = context.metric_group.counter("filesDiscovered")
+        context.metric_group.gauge("filesMatched", lambda: self._files_matched or 0)
         context.metric_group.gauge("filesWaiting", lambda: self.backlog()["filesBehind"])
         context.metric_group.gauge("bytesWaiting", lambda: self.backlog()["bytesBehind"])
 
@@ -217,12 +219,13 @@ class FilesEnumerator(SplitEnumerator[FileSplit, FilesState]):
         self._closed.set()
 
     def backlog(self) -> Mapping[str, int]:
-        """Return how many files and bytes are found and not assigned."""
+        """Return how many files and bytes are found and not assigned, and how many files there are at all."""
         pending_files = {split.path for _, _, split in self._pending}
         pending_bytes = sum(split.remaining().bytes or 0 for _, _, split in self._pending)
         return {
             "filesBehind": len(self._backlog) + len(pending_files),
             "bytesBehind": self._backlog_bytes + pending_bytes,
+            **({} if self._files_matched is None else {"filesMatched": self._files_matched}),
         }
 
     def _on_listed(self, listed: _Listed | None, error: Exception | None) -> None:
@@ -233,6 +236,13 @@ class FilesEnumerator(SplitEnumerator[FileSplit, FilesState]):
             return
         if listed is None:
             return
+        self._files_matched = len(listed.files)
+        if not (listed.files or self._was_listed or self._bounded):
+            _log.warning(
+                "headgate.files: %s: no file with content is there yet, and the query waits for one. If there is one, "
+                "look at the path: *, ?, [ and { are patterns unless a backslash precedes them.",
+                ", ".join(self._lister.roots),
+            )
         self._was_listed = True
         seen_seconds = self._seen.lookup(listed.hashes)
         fresh = seen_seconds < 0
@@ -374,6 +384,7 @@ class _Lister:
 
     def __init__(self, listing: FileListing, settings: EnumeratorSettings, now_s: Callable[[], float]) -> None:
         self._listing = listing
+        self.roots = listing.roots
         self._now_s = now_s
         self._file_name_only = settings.file_name_only
         self._not_before = 0.0

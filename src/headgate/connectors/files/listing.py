@@ -21,7 +21,8 @@ from headgate.connectors.files.partitions import PartitionValues, partition_of_f
 from headgate.errors import BadDataError, OptionError, SourceUnavailableError
 from headgate.formats.names import Names
 
-_MAGIC = re.compile(r"[*?\[{]")
+_GLOB = re.compile(r"[*?\[\]{}\\]")
+_PATTERN = re.compile(r"\\.|([*?\[{])", re.DOTALL)
 
 
 class FileStatus(msgspec.Struct, frozen=True, gc=False):
@@ -115,7 +116,7 @@ class FileListing(msgspec.Struct, frozen=True, kw_only=True):
 
     def _expanded_roots(self, lister: _Lister) -> Iterator[str]:
         for root in self.roots:
-            if not _MAGIC.search(root):
+            if not _GLOB.search(root):
                 yield root
                 continue
             matches = [match for pattern in _expand_braces(root) for match in _glob(lister, pattern)]
@@ -315,7 +316,7 @@ def _glob(lister: _Lister, pattern: str) -> Iterator[str]:
     head = "/" if pattern.startswith("/") else ""
     found = [head]
     for component in [part for part in pattern.split("/") if part]:
-        if _MAGIC.search(component):
+        if any(match[1] for match in _PATTERN.finditer(component)):
             matches = _glob_regex(component).fullmatch
             found = [
                 posixpath.join(folder, name)
@@ -324,7 +325,7 @@ def _glob(lister: _Lister, pattern: str) -> Iterator[str]:
                 if matches(name)
             ]
         else:
-            found = [posixpath.join(folder, component) for folder in found]
+            found = [posixpath.join(folder, re.sub(r"\\(.)", r"\1", component)) for folder in found]
     for path in found:
         if lister.kind(path) is not None:
             yield path
@@ -332,23 +333,25 @@ def _glob(lister: _Lister, pattern: str) -> Iterator[str]:
 
 def _expand_braces(pattern: str) -> list[str]:
     """Return the patterns that ``{a,b}`` stands for, as Hadoop's globs do."""
-    opening = pattern.find("{")
-    if opening < 0:
-        return [pattern]
-    depth, parts, begin = 0, [], opening + 1
-    for index in range(opening, len(pattern)):
-        if pattern[index] == "{":
+    depth, opening, begin, parts = 0, 0, 0, []
+    for match in re.finditer(r"\\.|[{,}]", pattern, re.DOTALL):  # what follows a backslash means itself
+        index = match.start()
+        if match[0] == "{":
             depth += 1
-        elif pattern[index] == "," and depth == 1:
+            if depth == 1:
+                opening, begin = index, index + 1
+        elif match[0] == "," and depth == 1:
             parts.append(pattern[begin:index])
             begin = index + 1
-        elif pattern[index] == "}":
+        elif match[0] == "}" and depth > 0:
             depth -= 1
             if depth == 0:
                 parts.append(pattern[begin:index])
                 tail = pattern[index + 1 :]
                 return [each for part in parts for each in _expand_braces(pattern[:opening] + part + tail)]
-    raise _missing(pattern, "Its '{' has no '}'")
+    if depth > 0:
+        raise _missing(pattern, "Its '{' has no '}'")
+    return [pattern]
 
 
 def _glob_regex(pattern: str) -> re.Pattern[str]:

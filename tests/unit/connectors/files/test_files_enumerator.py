@@ -115,7 +115,7 @@ def test_files_are_discovered_once_and_wait_until_they_are_assigned(put, harness
     for name, modified in (("a", 1), ("b", 2), ("c", 3)):
         put(name, modified)
     harness = harness_of()
-    assert harness.metrics() == {"filesDiscovered": 0, "filesWaiting": 0, "bytesWaiting": 0}
+    assert harness.metrics() == {"filesMatched": 0, "filesDiscovered": 0, "filesWaiting": 0, "bytesWaiting": 0}
     harness.run_next_call()
     harness.request_split(0)
     assert (harness.metrics()["filesDiscovered"], harness.metrics()["filesWaiting"]) == (3, 2)
@@ -310,9 +310,26 @@ def test_backlog_counts_what_is_not_assigned(put, harness_of):
     put("b", 2)
     harness = harness_of(splitSize="300")
     harness.run_next_call()
-    assert harness.enumerator.backlog() == {"filesBehind": 2, "bytesBehind": 720}
+    assert harness.enumerator.backlog() == {"filesBehind": 2, "bytesBehind": 720, "filesMatched": 2}
     harness.request_split(0)
-    assert harness.enumerator.backlog() == {"filesBehind": 2, "bytesBehind": 420}
+    assert harness.enumerator.backlog() == {"filesBehind": 2, "bytesBehind": 420, "filesMatched": 2}
+
+
+def test_a_stream_without_any_file_says_so_once_and_in_its_figures(tmp_path, put, harness_of, caplog):
+    path = str(tmp_path / "in" / "{a}.csv")  # of {a}.csv it is a pattern that does not match
+    put("{a}.csv")
+    harness = harness_of(path=path)
+    assert harness.enumerator.backlog() == {"filesBehind": 0, "bytesBehind": 0}  # not known yet
+    with caplog.at_level(logging.WARNING):
+        harness.run_next_call()
+        harness.run_next_call()
+        harness_of(path=path, state=harness.snapshot()).run_next_call()
+    (record,) = caplog.records
+    assert f"{path}: no file with content is there yet" in record.getMessage()
+    assert harness.enumerator.backlog() == {"filesBehind": 0, "bytesBehind": 0, "filesMatched": 0}
+    put("a.csv")
+    harness.run_next_call()
+    assert harness.metrics()["filesMatched"] == 1
 
 
 def test_a_listing_that_fails_fails_the_enumerator(harness_of, put):

@@ -104,6 +104,26 @@ def test_globs(tmp_path, listing_of, pattern, expected):
     assert listing_of.names(pattern) == expected
 
 
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        (r"d/\{c\}.json", ["d/{c}.json"]),
+        (r"d/\{c}.json", ["d/{c}.json"]),
+        ("d/c}.json", ["d/c}.json"]),
+        (r"d/{\{c\},c\}}.json", ["d/c}.json", "d/{c}.json"]),
+        (r"d/{a\,b,[[]1]}", ["d/[1]", "d/a,b"]),
+        (r"d/\[1\]", ["d/[1]"]),
+        (r"\d/\*", ["d/*"]),
+        (r"d/\**", ["d/*", "d/*x"]),
+        (r"d/a\\b", ["d/a\\b"]),
+    ],
+)
+def test_what_follows_a_backslash_means_itself(tmp_path, listing_of, pattern, expected):
+    for name in ("{c}.json", "c}.json", "c.json", "[1]", "1", "a,b", "*", "*x", "a\\b", "ab"):
+        put(tmp_path, f"d/{name}")
+    assert sorted(listing_of.names(pattern)) == expected
+
+
 def test_filters_by_name_and_time(tmp_path, listing_of):
     put(tmp_path, "d/a.csv", modified=10)
     put(tmp_path, "d/b.csv", modified=20)
