@@ -16,6 +16,7 @@ import socket
 import uuid
 from dataclasses import dataclass, field
 
+from headgate.connectors.kafka.client_limits import fit_reconnects, whole
 from headgate.connectors.kafka.client_properties import (
     ANY_CLIENT,
     CONSUMER_ONLY,
@@ -39,8 +40,8 @@ _DEFAULT_TIMEOUT_MS = 60_000
 DELIVERY_TIMEOUT_MS = 120_000
 """Java's."""
 _NOT_TO_READ = frozenset(
-    ("group.instance.id", "group.protocol", "heartbeat.interval.ms", "max.poll.interval.ms", "message.max.bytes",
-     "session.timeout.ms")
+    ("group.instance.id", "group.protocol", "group.protocol.type", "heartbeat.interval.ms", "max.poll.interval.ms",
+     "message.max.bytes", "session.timeout.ms")
 )  # fmt: skip
 """Settings of groups, which are not joined, and of writing: to read they are without effect, but librdkafka has rules
 about them that Java has not, and options are often shared by reading and writing."""
@@ -143,16 +144,13 @@ class ClientConfig:
 
     def _for(self, more: frozenset[str]) -> dict[str, Setting]:
         wanted = ANY_CLIENT | more
-        given = {name: each for name, each in self.settings if name in wanted}
-        least = given.get("reconnect.backoff.ms", "").strip()
-        return {"reconnect.backoff.max.ms": max(1000, int(least) if least.isdecimal() else 0), **given}
+        return fit_reconnects({name: each for name, each in self.settings if name in wanted})
 
     @property
     def delivery_timeout_ms(self) -> int:
         """How long brokers may take to take a row, in milliseconds."""
-        settings = dict(self.settings)
-        given = settings.get("delivery.timeout.ms", settings.get("message.timeout.ms", "")).strip()
-        return int(given) if given.isdecimal() else DELIVERY_TIMEOUT_MS
+        given = whole(dict(self.settings), "delivery.timeout.ms", "message.timeout.ms")
+        return DELIVERY_TIMEOUT_MS if given is None else given
 
     def redact(self, message: str) -> str:
         """Return ``message`` without the secrets, should it hold any."""

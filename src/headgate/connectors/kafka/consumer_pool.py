@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 from weakref import WeakKeyDictionary
 
+from headgate.connectors.kafka.client_limits import fit_consumer
 from headgate.connectors.kafka.consumer import KafkaConsumer
 from headgate.enumerators.partition import TopicPartition
 
@@ -165,7 +166,7 @@ def acquire(client: ClientConfig, settings: Mapping[str, str | int | bool], deco
     _close(old)
     if consumer is None:
         try:
-            consumer = _connect({**client.consumer(), **settings}, decoder)
+            consumer = _connect(fit_consumer({**client.consumer(), **settings}), decoder)
         except ValueError as error:
             raise client.option_error(str(error)) from error
     return Lease(key, consumer)

@@ -307,7 +307,7 @@ class RecordTimes:
         # The user's settings for connecting and for the broker's side stay, but not those for reading much.
         settings = reading_settings(self._client.consumer(), _BUFFERED_BYTES, bounded=True)
         settings |= {"max.partition.fetch.bytes": _FETCH_BYTES, "fetch.min.bytes": 1}
-        settings.pop("fetch.max.bytes", None)  # librdkafka's own fits its message.max.bytes
+        settings.pop("fetch.max.bytes", None)
         lease = acquire(self._client, settings, "auto")
         walk = _Walk(self._event_times, begins, ends, from_ms, most)
         deadline_s = time.monotonic() + self._client.timeout_ms / 1000

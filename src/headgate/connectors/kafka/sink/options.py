@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from headgate.connectors.kafka.client_config import ClientConfig
+from headgate.connectors.kafka.client_limits import check_producer
 from headgate.connectors.kafka.options import OPTION_SPECS
 from headgate.sink.columns import find_columns, is_text, is_text_or_bytes
 from headgate.source.options import Options, OptionSpec, boolean, choice, text
@@ -102,6 +103,7 @@ class KafkaSink:
             raise options.error(
                 "kafka.transactional.id", "cannot be set: with guarantee exactly-once each task has its own."
             )
-        if exactly_once and client.producer().get("enable.idempotence") in (False, "false"):
-            raise options.error("kafka.enable.idempotence", "cannot be false with guarantee exactly-once.")
+        check_producer(
+            client.producer(), source=NAME, exactly_once=exactly_once, delivery_timeout_ms=client.delivery_timeout_ms
+        )
         return cls(client, RowColumns.of(schema, options["topic"]), options["topic"], exactly_once)

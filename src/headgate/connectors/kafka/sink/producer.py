@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headgate.connectors.kafka.client_config import DELIVERY_TIMEOUT_MS, ClientConfig
+from headgate.connectors.kafka.client_limits import fit_producer
 from headgate.connectors.kafka.cluster import Trouble
 from headgate.connectors.kafka.consumer import client_log
 from headgate.connectors.kafka.sink.options import NAME, KafkaSink
@@ -35,18 +36,6 @@ _LINGER_MS = 50
 """A task ends with a flush, which waits for no linger: this only makes full requests of fast rows."""
 _STEP_S = 0.01
 """How long to wait before looking again whether rows were taken, in seconds."""
-
-
-def _excludes_idempotence(name: str, value: object) -> bool:
-    """Return whether a setting of the user's excludes idempotence, as in Java's producer: other values leave it on."""
-    text = str(value).strip().lower()
-    if name in ("acks", "request.required.acks"):
-        return text not in ("all", "-1")
-    if name in ("retries", "message.send.max.retries"):
-        return text == "0"
-    if name in ("max.in.flight", "max.in.flight.requests.per.connection"):
-        return not text.isdecimal() or int(text) > 5
-    return False
 
 
 class KafkaWriter:
@@ -76,10 +65,7 @@ class KafkaWriter:
 
     def _settings(self) -> dict[str, Any]:
         user = self._sink.client.producer()
-        settings: dict[str, Any] = _DEFAULTS | {"linger.ms": self._linger_ms} | user
-        if "enable.idempotence" not in user and not any(_excludes_idempotence(*each) for each in user.items()):
-            settings["enable.idempotence"] = True
-        return settings
+        return fit_producer(_DEFAULTS | {"linger.ms": self._linger_ms} | user, user)
 
     def _make_producer(self) -> Producer:
         from confluent_kafka import KafkaException, Producer

@@ -21,6 +21,7 @@ import msgspec
 import pyarrow as pa
 
 from headgate.connectors.kafka.client_calls import CallOverdueError, T, call_within
+from headgate.connectors.kafka.client_limits import fit_consumer, fit_producer
 from headgate.connectors.kafka.consumer import client_log
 from headgate.connectors.kafka.sink.options import NAME, KafkaSink
 from headgate.connectors.kafka.sink.producer import KafkaWriter, sink_error
@@ -142,11 +143,8 @@ class TransactionalWriter(KafkaWriter):
 
     def _settings(self) -> dict[str, Any]:
         settings = {"transaction.timeout.ms": _TRANSACTION_TIMEOUT_MS} | super()._settings()
-        user, timeout_ms = self._sink.client.producer(), str(settings["transaction.timeout.ms"])
-        if timeout_ms.isdecimal() and not {"delivery.timeout.ms", "message.timeout.ms"} & user.keys():
-            # librdkafka wants it so.
-            settings["delivery.timeout.ms"] = min(settings["delivery.timeout.ms"], int(timeout_ms))
-        return settings | {"transactional.id": self._name}
+        fitting = fit_producer(settings, self._sink.client.producer(), transactional=True)
+        return fitting | {"transactional.id": self._name}
 
     def marker(self) -> Marker | None:
         """Return the marker of the last epoch that was committed under this name; None: there is none yet.
@@ -271,7 +269,7 @@ class TransactionalWriter(KafkaWriter):
         from confluent_kafka import Consumer
 
         # It joins no group: only the name is needed, and there is no other way to say it.
-        consumer = Consumer(self._sink.client.consumer() | {"group.id": self._name}, logger=client_log)
+        consumer = Consumer(fit_consumer(self._sink.client.consumer() | {"group.id": self._name}), logger=client_log)
         try:
             return consumer.consumer_group_metadata()
         finally:
