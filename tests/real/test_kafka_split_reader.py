@@ -21,6 +21,7 @@ from headgate.testing import SplitReaderHarness
 from local.kafka import Broker
 from local.topics import Message, create_topic, produce, wait_for_transactions
 from tests.real.kafka_splits import client, fetch_until, numbered, offsets, reader, silence_begins, split
+from tests.waiting import wait_until
 
 # What other tests left open may be collected, and warned of, here.
 pytestmark = pytest.mark.filterwarnings("error", "ignore::ResourceWarning")
@@ -129,6 +130,26 @@ def test_ranges_end_though_transactions_leave_gaps(
             harness.add_splits(split(transactions, 0, begin, stop))
             assert offsets(harness.fetch_all()) == sorted(visible & set(range(begin, stop))), (begin, stop)
             assert harness.fetched[-1].split.position == stop
+
+
+@pytest.mark.parametrize(
+    ("isolation", "visible", "decoder"), [("read_committed", COMMITTED, "auto"), ("read_uncommitted", WRITTEN, "plain")]
+)
+def test_a_split_without_a_stop_is_at_the_end_wherever_markers_are(
+    kafka: Broker, transactions: str, isolation: str, visible: set[int], decoder: str
+) -> None:
+    """Else its lag would never be 0, and what retention removes of markers would look like lost records."""
+    config = client(kafka.plain, isolation_level=isolation)
+    with reader(config, decoder=decoder) as harness:
+        harness.add_splits(split(transactions, 0, 3))
+        rows = fetch_until(harness, len(visible - {0, 1, 2}))
+        wait_until(lambda: harness.fetch() is not None and harness.fetched[-1].split.position == 20)
+        assert harness.fetched[-1].batch is None
+        assert offsets(rows) == sorted(visible - {0, 1, 2})
+        assert harness.finished == []
+        count = len(harness.fetched)
+        harness.fetch()
+        assert len(harness.fetched) == count, "it is at the end once"
 
 
 def test_an_open_transaction_is_waited_for(kafka: Broker, topic_name: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -495,13 +495,7 @@ class KafkaSplitReader(SplitReader[KafkaSplit]):
     def _on_event(self, event: ClientEvent) -> list[FetchedBatch[KafkaSplit]]:
         if event.code == PARTITION_EOF:
             split = self._split_of(event.source)
-            if split is None or split.stop is None:
-                return []
-            if event.offset >= split.stop:
-                return [self._finish(split)]
-            # Up to there are no records any more: what is missing of the range is beyond.
-            self._splits[split.split_id] = msgspec.structs.replace(split, position=max(split.position, event.offset))
-            return []
+            return [] if split is None else self._at_end(split, event.offset)
         if event.code != ALL_BROKERS_DOWN:  # it follows the errors that say why
             self._last_error = self._client.redact(event.text)
         _log.debug("the Kafka client says (%d, %s): %s", event.code, event.source, event.text)
@@ -521,6 +515,16 @@ class KafkaSplitReader(SplitReader[KafkaSplit]):
         if event.code == FATAL:
             self._fail("made the client give up", event)
         return []
+
+    def _at_end(self, split: KafkaSplit, end: int) -> list[FetchedBatch[KafkaSplit]]:
+        """Pass over what there is up to the partition's end: markers, aborted and compacted-away records."""
+        if split.stop is not None and end >= split.stop:
+            return [self._finish(split)]
+        if end <= split.position:
+            return []
+        self._splits[split.split_id] = split = msgspec.structs.replace(split, position=end)
+        # A range ends later; without an end this position is what a checkpoint holds, and lag is measured from.
+        return [FetchedBatch(split=split)] if split.stop is None else []
 
     def _fail(self, what: str, event: ClientEvent) -> NoReturn:
         split = self._split_of(event.source)
