@@ -14,6 +14,7 @@ from headgate.connectors.files.sink import sink as files
 from headgate.connectors.kafka.sink import options as kafka_options
 from headgate.graph.query_options import QUERY_OPTION_SPECS, parse_query_options, restart_options
 from headgate.source.options import OptionSpec
+from headgate.spark.continuous.formats import _BUILT_IN
 
 _SECTION = re.compile(r"^##+ (.*)$", re.MULTILINE)
 _SINKS = {**files.SINK_OPTION_SPECS, "console": console.SINK_OPTION_SPECS}
@@ -53,6 +54,11 @@ def assert_default(spec: OptionSpec, cell: str) -> None:
         assert cell in ("", "see above")
     else:
         assert spec.parse(cell) == spec.default
+
+
+def test_the_sources_that_are_listed_are_those_that_there_are(document: dict[str, str]) -> None:
+    (listed,) = re.findall(r"- Formats: (.*?), and classes", " ".join(document["Sources"].split()))
+    assert re.findall(r"`headgate\.(\w+)`", listed) == list(_BUILT_IN)
 
 
 @pytest.mark.parametrize("spec", QUERY_OPTION_SPECS, ids=lambda spec: spec.name)
