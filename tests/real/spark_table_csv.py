@@ -73,12 +73,28 @@ TIMESTAMPS = ("2023-01-15 10:20:30", "2023-01-15T10:20:30", "2023-01-15 10:20:30
               "2023-01-15T10:20:30+01", "2023-01-15T10:20:30 +01:00", "2023-01-15T10:20:30 Europe/Paris",
               "2023-01-15T10:20:30UTC", "2023-01-15T10:20:30-7:00", "2023-01-15T10:20Z", "2023-01-15T10Z",
               "2023-01-15T10:20:30PST", "2023-01-15T10:20:30GMT+2", "2023-01-15T10:20:30+19:00",
-              "2023-01-15T10:20:30+18:00", "2023-01-15 24:00:00", "2023-01-15 10:60:00", "2023-01-15 10:20:60",
+              "2023-01-15T10:20:30+18:00", "2023-01-15T10:20:30+000", "2023-01-15T10:20:30-018",
+              "2023-01-15T10:20:30+00000", "2023-01-15T10:20:30+010203", "2023-01-15T10:20:30+01:0203",
+              "2023-01-15T10:20:30UTC+123", "2023-01-15T10:20:30+1",
+              "2023-01-15 24:00:00", "2023-01-15 10:60:00", "2023-01-15 10:20:60",
               "2023-02-30 10:20:30", " 2023-01-15 10:20:30", "2023-01-15 10:20:30 ", "20230115", "2023-01-15 102030",
               "2023-01-15t10:20:30", "2023-01-15 10:20:30.", "2023-01-15 10:20:30,5", "", "x", "1673777000",
               "2023-01-15 10:20:30 Nowhere/City", "2023-01-15T10:20:30z", "1500-01-01 00:00:00",
               "0002-01-01 00:00:00", "9999-12-31 10:00:00", "2023-03-12 02:30:00",
               "2023-11-05 01:30:00")  # fmt: skip
+
+MARK = b"\xef\xbb\xbf"
+WITH_ENDS = {
+    f"{number}.csv": content
+    for number, content in enumerate([
+        b"x\n", b"x,y\n", b"x,\n", b"\n,y", b"\n\n,y\nz", b"x\n,y", b"x,y\r\n", b"x,y\r", b"x,y\n\n", b"x,\n\n",
+        b"x,y\nz", b"x,y,z\n", b"\n", b'x,"y"\n', b'x,"y\n', b"x, \n", b"x,\r", b"x,y \n", b" \n", b"x,y\x00z,w",
+        b'"x\ny",z', b'"x\n"\n,z', b'x,"y"\nz', b'x,"y" \n', b'x,"y\nz"\n', b"x,\n,z", b'x,"a"\n"b"', b'"a"\n,b',
+        b'"a"\nc,b', b'"a" \n ,b', b"x,y\r\n\n", b"x,y,z\r\n", b"x,y,z\r", b"x,\\\n", b'x,"a""\n"', b"x\ny,z\nw",
+        b"1\n,2~~\n3,4",
+    ])
+}  # fmt: skip
+"""Files in which lines end otherwise than ``lineSep`` says."""
 
 CASES = [
     # Lines, headers, files
@@ -90,6 +106,21 @@ CASES = [
     csv("no end of the last line", b"1,a\n2,b", "a INT, b STRING"),
     csv("byte order mark", b"\xef\xbb\xbf1,a\n2,b\n", "a INT, b STRING"),
     csv("byte order marks within a file", b"1,a\n\xef\xbb\xbf2,b\r\n\xef\xbb\xbfx,c\n", CORRUPT),
+    csv("byte order mark after blank lines", {
+        "a.csv": b"\n" + MARK + b'"', "b.csv": b" \r\n\n" + MARK + b'"a",b\n' + MARK + b"x,y,z\n",
+        "c.csv": b"u,v\n" + MARK + b"x", "d.csv": b"\n" + MARK + MARK + b"x",
+    }, "a STRING, b STRING, _corrupt_record STRING"),
+    csv("byte order mark after a comment", b"#c\n" + MARK + b"1,y,z\n2,u\n", CORRUPT, comment="#"),
+    csv("byte order mark after blank lines, inferred", b"\n" + MARK + b"1,2\n3,4\n", inferSchema="true"),
+    csv("line ends that lineSep is not", WITH_ENDS, "a STRING, b STRING, _corrupt_record STRING", lineSep=";"),
+    csv("line ends that lineSep of two characters is not", WITH_ENDS, "a STRING, b STRING, _corrupt_record STRING",
+        lineSep="~~"),
+    csv("line ends that lineSep is not, trimmed", WITH_ENDS, "a STRING, b STRING", lineSep="~~",
+        ignoreTrailingWhiteSpace="true", ignoreLeadingWhiteSpace="true"),
+    csv("line ends that lineSep is not, of numbers", b"1,2\n;;3\n;;x,y\n;;1,2,3\n;;4,\n",
+        "a INT, b INT, _corrupt_record STRING", lineSep=";;"),
+    csv("line ends that lineSep is not, inferred", b"a,b\n;;1,2\n;;3\n", header="true", inferSchema="true",
+        lineSep=";;"),
     csv("nothing but a byte order mark", b"\xef\xbb\xbf", difference=NO_COLUMNS),
     csv("byte order mark before header", b"\xef\xbb\xbfid,name\n1,a\n", header="true"),
     csv("empty file beside others", {"a.csv": b"", "b.csv": b"1,x\n"}, "a INT, b STRING"),

@@ -92,6 +92,23 @@ TIMESTAMPS = ('"2026-01-02"', '"2026-1-2 1:2:3"', '"2026"', '"2026-01-02T03"', '
               '"2026-01-02T03:04Z"', '"2026-01-02Z"', '""', '"x"', "null", '"2026-03-08 02:30:00"',
               '"2026-11-01 01:30:00"', '" 2026-01-02T03:04:05Z "', "[1]")  # fmt: skip
 
+# Of bytes that are not UTF-8: a surrogate by itself, a byte that begins no character, and one whose others are missing.
+ALONE, NO_BYTE, CUT = b"\xed\xa0\x80", b"\xff", b"\xe2\x82"
+NO_UTF8 = [
+    each.replace(b"@", spoilt)
+    for spoilt in (ALONE, ALONE + b"\xed\xb0\x80", NO_BYTE, CUT, b"\xc3", b"\xf0\x9f", b"\xe2(", b"\xf4\x90\x80\x80")
+    for each in (
+        b'{"g":1,"@e":2,"a":"b"}', b'{"g":1,"a":"x@y","m":{"k":"v"}}', b'{"a":"@","g":1}', b'{"g":1,"z":"@","a":"b"}',
+        b'{"g":1,"m":{"@":"y"},"a":"b"}', b'{"g":1,"m":{"k":"@"},"a":"b"}', b'{"g":1,"z":{"y":"@"},"a":"b"}',
+        b'{"g":"@","a":"b"}', b"{'g':1,'a':'@'}", b"{'g':1,'z':'@'}", b'{"a":"b","g":1,"z":"@', b'{"a":"\\@","g":1}',
+    )
+]  # fmt: skip
+ESCAPED = [
+    each.replace(b"@", spoilt)
+    for spoilt in (NO_BYTE, b"\xc3", b"\xc3\xa9", "\u20ac".encode(), "\U0001f600".encode(), ALONE, b"q")
+    for each in (b'{"a":"x\\@y","g":1}', b'{"z":"\\@","g":1}', b'{"g":1,"\\@":2,"a":"b"}')
+]  # fmt: skip
+
 CASES = [
     *(cells(f"cells-{kind.lower()}", kind, *INTEGERS) for kind in ("BYTE", "SHORT", "INT", "LONG")),
     *(cells(f"cells-{kind.lower()}", kind, *DOUBLES) for kind in ("FLOAT", "DOUBLE")),
@@ -428,6 +445,18 @@ CASES = [
     json("case-twins-that-count", b'{"A":1,"a":2}\n{"A":3}\n', "a BIGINT, A STRING", case_sensitive=True),
     inferred("infer-field-twice", '{"a":1,"a":"x"}', difference=FIELD_TWICE),
     inferred("infer-non-numeric", '{"a":NaN,"b":"NaN","c":-Infinity,"d":1e400}', '{"a":1}'),
+    json(
+        "not-utf8",
+        {f"{n}.json": each + b"\n" for n, each in enumerate(NO_UTF8)},
+        "a STRING, g BIGINT, m MAP<STRING, STRING>",
+    ),
+    json("not-utf8-escaped", {f"{n}.json": each + b"\n" for n, each in enumerate(ESCAPED)}, "a STRING, g BIGINT"),
+    json(
+        "not-utf8-escaped-by-anything",
+        {f"{n}.json": each + b"\n" for n, each in enumerate(ESCAPED)},
+        "a STRING, g BIGINT",
+        allowBackslashEscapingAnyCharacter="true",
+    ),
     inferred("infer-multi-line", '[{"a":1,', '"b":"x"},{"a":1.5}]', multiLine="true"),
     text("text-ends", {"a.txt": b"a\nb\r\nc\rd", "b.txt": b"\n\n", "c.txt": b"x", "d.txt": b"y\n", "e.txt": b""}),
     text("text-bytes", b"\xff\n\xc3\xa9\n\x00\n"),

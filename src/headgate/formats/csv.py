@@ -27,6 +27,8 @@ from headgate.formats.csv_tokenizer import Tokenizer, Tokens
 
 __all__ = ["OPTIONS", "CsvDocumentFormat", "CsvFormat", "infer_csv_schema"]
 
+_MARK = b"\xef\xbb\xbf"
+
 
 class CsvFormat(LineFormat):
     """Decodes blocks of CSV lines.
@@ -69,6 +71,8 @@ class CsvFormat(LineFormat):
         """See `LineFormat.decode`."""
         columns = self._columns_of(block.header, block.path)
         data = block.data if isinstance(block.data, bytes) else bytes(block.data)
+        if block.byte_offset == 0 and block.header is None and _MARK in data and self._settings.encoding == "utf-8":
+            data = _without_mark(data, self._settings)
         too_wide = columns.count > self._settings.dialect.max_columns
         plain = None if too_wide else self._arrow.normalised(data)
         batch = None
@@ -119,9 +123,10 @@ class CsvFormat(LineFormat):
             if self._settings.dialect.is_skipped(line):
                 continue
             try:
-                rows.append(self._tokenizer.line(line))
+                tokens, line = self._tokenizer.cut_line(line, self._settings.line_separator)
             except BadDataError as error:
                 raise _bad_record(block, block.byte_offset + offset, error.message) from error
+            rows.append(tokens)
             lines.append((offset, line))
         return self._rows.from_tokens(
             rows,
@@ -142,6 +147,23 @@ def _bad_record(block: LineBlock, byte_offset: int, reason: str) -> BadDataError
         path=block.path,
         byte_offset=byte_offset,
     )
+
+
+def _without_mark(data: bytes, settings: CsvSettings) -> bytes:
+    """Return a file's beginning without the byte order mark of its first record, which lines without any precede.
+
+    As many blanks take its place in those, so that all that follows stays where it is.
+    """
+    for offset, line in _lines(data, settings):
+        if settings.dialect.is_skipped(line):
+            continue
+        if offset == 0 or not line.startswith("\ufeff") or settings.dialect.is_skipped(line[1:]):
+            return data
+        before = data[:offset]
+        separator = settings.separator_bytes
+        end = len(before.rstrip(b"\r\n")) if separator is None else offset - len(separator)
+        return before[:end] + b" " * len(_MARK) + before[end:] + data[offset + len(_MARK) :]
+    return data
 
 
 def _lines(data: bytes, settings: CsvSettings) -> Iterator[tuple[int, str]]:

@@ -24,7 +24,7 @@ def header_names(header: bytes, settings: CsvSettings, tokenizer: Tokenizer) -> 
     text = header.decode(settings.encoding, "replace").removeprefix("\ufeff")
     if settings.dialect.is_skipped(text):
         return []
-    return safe_names(tokenizer.line(text), settings)
+    return safe_names(tokenizer.cut_line(text, settings.line_separator)[0], settings)
 
 
 def safe_names(tokens: Tokens, settings: CsvSettings) -> list[str]:

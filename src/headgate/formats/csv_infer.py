@@ -80,9 +80,9 @@ def _records(sample: bytes, settings: CsvSettings) -> Iterable[Tokens]:
         return
     separator = settings.line_separator
     lines = re.split("\r\n|\n|\r", text) if separator is None else text.split(separator)
-    for line in lines:
-        if not settings.dialect.is_skipped(line):
-            yield tokenizer.line(line)
+    kept = (line for line in lines if not settings.dialect.is_skipped(line))
+    for number, line in enumerate(kept):
+        yield tokenizer.cut_line(line if number else line.removeprefix("\ufeff"), separator)[0]
 
 
 def _documents_records(text: str, settings: CsvSettings, tokenizer: Tokenizer) -> Iterable[Tokens]:

@@ -53,6 +53,11 @@ class Dialect(msgspec.Struct, frozen=True):
         return not line.strip(_WHITE) or (self.comment is not None and line.startswith(self.comment))
 
 
+def _without_line_end(text: str) -> str:
+    """Return a text without its last line end, as Scala's ``stripLineEnd`` does."""
+    return text[:-2] if text.endswith("\r\n") else text[:-1] if text.endswith(("\n", "\r")) else text
+
+
 class _EndOfTextError(Exception):
     """The text ended inside a value."""
 
@@ -96,6 +101,29 @@ class Tokenizer:
             return self._limited([self._tidy_token(token) for token in raw])
         return self.record(text, 0)[0]
 
+    def cut_line(self, text: str, line_separator: str | None) -> tuple[Tokens, str]:
+        r"""Return the tokens of a line that is not skipped, and the text that they are of, without a line end.
+
+        To univocity a line ends in ``\n`` as well where ``lineSep`` has two characters, but inside of a value that a
+        separator follows; where it has another one, ``\n`` is white space like any other.
+        """
+        if line_separator is None or "\n" not in text:
+            return self.line(text), _without_line_end(text)
+        if len(line_separator) == 1:
+            stands_for = self._unused_white(text)
+            tokens = self.line(text.replace("\n", stands_for))
+            whole = [token and token.replace(stands_for, "\n") for token in tokens]
+            return whole, _without_line_end(text)
+        tokens, at, start = [], 0, 0
+        while not tokens and at < len(text):
+            start = at
+            tokens, at = self.record(text, at, is_line=True)
+        return tokens, _without_line_end(text[start:at])
+
+    def _unused_white(self, text: str) -> str:
+        used = {*text, *self._specials(), *self.dialect.separator, *(self.dialect.comment or ""), "\n", _NONE}
+        return next((each for each in _WHITE if each not in used), "\n")
+
     def _tidy_token(self, token: str) -> str:
         if not token:
             return self.dialect.null_value
@@ -127,12 +155,14 @@ class Tokenizer:
                 return dialect.empty_value
         return token or dialect.null_value
 
-    def record(self, text: str, start: int) -> tuple[Tokens, int]:
+    def record(self, text: str, start: int, *, is_line: bool = False) -> tuple[Tokens, int]:
         """Return the tokens of the record that starts at an offset, none for a blank one, and where the next starts.
 
-        Where a value runs to the end of the text, so does the record: give it more text, or believe it.
+        Where a value runs to the end of the text, so does the record: give it more text, or believe it. Of a line, a
+        value without quotes runs over line ends to a separator, if there is one.
         """
         record = _Record(self.dialect, self._stops, self._value_end, self._whole_value, text, start)
+        record.is_line = is_line and len(self.dialect.separator) == 1
         record.read()
         return self._limited(record.tokens), record.at
 
@@ -171,6 +201,7 @@ class _Record:
         self.prev = _NONE
         self.unescaped = False
         self.trim = False
+        self.is_line = False
 
     def read(self) -> None:
         try:
@@ -241,6 +272,9 @@ class _Record:
     def _rest_of_value(self) -> None:
         """Append everything up to the next separator or line end, which becomes ``ch``."""
         end = self.value_end.search(self.text, self.at)
+        if end is not None and end[0] == "\n" and self.is_line and len(self.value) == 1:
+            separator = self.text.find(self.dialect.separator, self.at)
+            end = end if separator < 0 else re.compile(re.escape(self.dialect.separator)).match(self.text, separator)
         if end is None:
             self.value += self.text[self.at :]
             self.at = len(self.text)

@@ -12,6 +12,7 @@ characters, consume differently (`JsonDialect.characters`).
 from __future__ import annotations
 
 import base64
+import codecs
 import re
 import string
 import unicodedata
@@ -24,10 +25,13 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 _NUMBER = re.compile(r"-?([0-9]+)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _UNFINISHED_NUMBER = re.compile(r"-?[0-9]+(\.(?![0-9])|(\.[0-9]+)?[eE][+-]?(?![0-9+-]))")
 _PLAIN = {
-    '"': re.compile(r'[^"\\\x00-\x1f\udc80-\udcff]*'),
-    "'": re.compile(r"[^'\\\x00-\x1f\udc80-\udcff]*"),
+    '"': re.compile(r'[^"\\\x00-\x1f\ud800\udc80-\udcff]*'),
+    "'": re.compile(r"[^'\\\x00-\x1f\ud800\udc80-\udcff]*"),
 }
-_PLAIN_WITH_CONTROLS = {'"': re.compile(r'[^"\\\udc80-\udcff]*'), "'": re.compile(r"[^'\\\udc80-\udcff]*")}
+_PLAIN_WITH_CONTROLS = {
+    '"': re.compile(r'[^"\\\ud800\udc80-\udcff]*'),
+    "'": re.compile(r"[^'\\\ud800\udc80-\udcff]*"),
+}
 _UNQUOTED_NAME = {
     True: re.compile(r"[\w$@#*+\-]+"),
     False: re.compile(r"[\w$@#*+\-]+", re.ASCII),  # byte by byte, of which none beyond ASCII is part of a word
@@ -45,6 +49,8 @@ _GROUP = r"[A-Za-z0-9+/]{2}(?:[A-Za-z0-9+/]{2}|[A-Za-z0-9+/]=|==)"
 _BASE64_GROUP = re.compile(_GROUP)
 _BASE64 = re.compile(rf"(?:[\x00-\x20]*{_GROUP})*[\x00-\x20]*")
 _NO_UTF8 = b"\x80".decode("utf-8", "surrogateescape")
+_ENCODED_SURROGATE = "\ud800"
+"""What stands in a record's text for a surrogate that is encoded by itself: no string has it that is read."""
 _BASE64_CHARACTERS = string.ascii_lowercase + string.ascii_uppercase + string.digits + "+/"
 _WORD_CATEGORIES = {"Lu", "Ll", "Lt", "Lm", "Lo", "Nl", "Sc", "Pc", "Nd", "Mn", "Mc", "Cf"}
 _MOST_NESTED = 1000
@@ -145,7 +151,7 @@ class JsonCursor:
             return self.kind
         if self._incomplete:
             self._incomplete = False
-            self._read_string('"')
+            self._read_string('"', is_passed_over=True)
         character = self._significant()
         scope = self._scopes[-1]
         if character == "":
@@ -207,7 +213,7 @@ class JsonCursor:
         if self._dialect.characters and self.kind in ("}", "]"):
             raise MalformedRecordError  # Spark writes it anew, and nothing is open there
         self.skip_children()
-        return self._text[start : self.position]
+        return self._text[start : self.position].replace(_ENCODED_SURROGATE, "\ufffd")
 
     def binary(self) -> bytes:
         """Return what a string means as base64. If it means nothing, the rest of the string is still to be read."""
@@ -286,7 +292,7 @@ class JsonCursor:
     def _name(self, character: str) -> str:
         """Read the name of a field that begins with a character just read."""
         if self._opens_string(character):
-            return self._read_string(character, needs_pairs=not self._dialect.characters)
+            return self._read_string(character, is_name=not self._dialect.characters)
         unquoted = _UNQUOTED_NAME[self._dialect.characters]
         match = unquoted.match(self._text, self.position - 1) if self._dialect.unquoted_field_names else None
         if match is None or character == "":
@@ -376,23 +382,35 @@ class JsonCursor:
     def _opens_string(self, character: str) -> bool:
         return character == '"' or (character == "'" and self._dialect.single_quotes)
 
-    def _read_string(self, quote: str, needs_pairs: bool = False) -> str:
-        """Read on to the end of a string, and return its text; escaped surrogates may have to come in pairs."""
+    def _read_string(self, quote: str, *, is_name: bool = False, is_passed_over: bool = False) -> str:
+        """Read on to the end of a string, and return its text.
+
+        Of a name as bytes escaped surrogates must come in pairs, and what is not UTF-8 is an error at its end only.
+        """
         dialect, text = self._dialect, self._text
         plain = (_PLAIN_WITH_CONTROLS if dialect.unquoted_control_chars else _PLAIN)[quote]
         pieces = []
+        is_spoilt = False
         while True:
             match = plain.match(text, self.position)
             assert match is not None
             pieces.append(match.group())
             stop = text[match.end() : match.end() + 1]
             self.position = match.end() + len(stop)
+            if stop == quote and is_spoilt:
+                raise MalformedRecordError
             if stop == quote:
                 return _well_formed("".join(pieces))
+            if stop == _ENCODED_SURROGATE and is_passed_over:
+                continue
+            if is_name and (stop == _ENCODED_SURROGATE or _is_no_utf8(stop)):
+                is_spoilt = True
+                continue
             if stop != "\\":
+                self._pass_over_character(stop)
                 raise MalformedRecordError
             escaped = self._escaped()
-            if needs_pairs and _SURROGATE.match(escaped) and not self._has_twin(escaped, pieces):
+            if is_name and _SURROGATE.match(escaped) and not self._has_twin(escaped, pieces):
                 raise MalformedRecordError
             pieces.append(escaped)
 
@@ -416,22 +434,67 @@ class JsonCursor:
             raise MalformedRecordError
         if escape in _ESCAPES:
             return _ESCAPES[escape]
+        self._pass_over_character(escape)
+        if _is_no_utf8(escape):
+            raise MalformedRecordError
         lenient = self._dialect.backslash_escaping_any_character or (escape == "'" and self._dialect.single_quotes)
         if not escape or not lenient:
             raise MalformedRecordError
-        return escape
+        return escape if self._dialect.characters else chr(ord(escape) & 0xFFFF)  # Jackson casts it to one of Java's
+
+    def _pass_over_character(self, first: str) -> None:
+        """Go past what Jackson reads of a character whose first byte, just read, is not UTF-8: up to what is wrong."""
+        if not _is_no_utf8(first):
+            return
+        for _ in range(_length_of_character(ord(first) & 0xFF) - 1):
+            character = self._text[self.position : self.position + 1]
+            self.position += len(character)
+            if not "\udc80" <= character <= "\udcbf":
+                left = _NO_UTF8 * (len(character.encode("utf-8", "surrogatepass")) - 1)
+                if character > "\x7f" and not _is_no_utf8(character):
+                    self._text = self._text[: self.position] + left + self._text[self.position :]
+                return
+
+
+def _is_no_utf8(character: str) -> bool:
+    return "\udc80" <= character <= "\udcff"
+
+
+def _length_of_character(lead: int) -> int:
+    """Return how many bytes a character has that begins with a byte; 1 for what begins none."""
+    return 1 if lead < 0xC0 or lead >= 0xF8 else 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
 
 
 def _decoded(record: bytes) -> str:
-    """Return a record's text. Jackson lets surrogates pass; what else is not UTF-8 spoils the string that it is in."""
+    """Return a record's text as Jackson decodes it: what is not UTF-8 spoils the string that it is in."""
     try:
         return record.decode()
     except UnicodeDecodeError:
-        pass
-    try:
-        return _well_formed(record.decode("utf-8", "surrogatepass"))
-    except UnicodeDecodeError:
-        return record.decode("utf-8", "surrogateescape")
+        return record.decode("utf-8", "headgate-jackson")
+
+
+def _as_jackson(error: UnicodeError) -> tuple[str, int]:
+    """Return what stands for bytes that are not UTF-8, and where to go on.
+
+    Jackson looks at the number of bytes only: too many for a character, or a number beyond all characters, is decoded.
+    """
+    assert isinstance(error, UnicodeDecodeError)
+    start, lead = error.start, error.object[error.start]
+    length = _length_of_character(lead)
+    rest = error.object[start + 1 : start + length]
+    if length == 1 or len(rest) < length - 1 or not all(0x80 <= each < 0xC0 for each in rest):
+        return chr(0xDC00 | lead), start + 1
+    number = lead & (0x7F >> length)
+    for each in rest:
+        number = number << 6 | each & 0x3F
+    if length < 4:
+        return _ENCODED_SURROGATE if 0xD800 <= number < 0xE000 else chr(number), start + length
+    number -= 0x10000
+    halves = chr((0xD800 | number >> 10) & 0xFFFF), chr(0xDC00 | number & 0x3FF)
+    return "".join("?" if _SURROGATE.match(each) else each for each in halves), start + length
+
+
+codecs.register_error("headgate-jackson", _as_jackson)
 
 
 def _space_end(text: str, position: int) -> int:

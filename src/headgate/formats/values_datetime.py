@@ -35,7 +35,10 @@ _SHORT_IDS = {
     "PRT": "America/Puerto_Rico", "PST": "America/Los_Angeles", "SST": "Pacific/Guadalcanal",
     "VST": "Asia/Ho_Chi_Minh",
 }  # fmt: skip
-_OFFSET = re.compile(r"([+-])(\d{1,2})(?::?([0-5]\d)(?::?([0-5]\d))?)?", re.ASCII)
+_OFFSET = re.compile(
+    r"(?P<sign>[+-])(?:(?P<hour>\d)|(?P<hours>\d\d)(?:(?P<colon>:?)(?P<minutes>[0-5]\d)(?:(?P=colon)(?P<seconds>[0-5]\d))?)?)",
+    re.ASCII,
+)
 
 
 @lru_cache(maxsize=256)
@@ -54,10 +57,11 @@ def zone_of(name: str) -> Zone:
         return 0
     offset = _OFFSET.fullmatch(re.sub(r"^(?:UTC|GMT|UT)(?=[+-])", "", name))
     if offset is not None:
-        seconds = int(offset[2]) * 3600 + int(offset[3] or 0) * 60 + int(offset[4] or 0)
+        hours = int(offset["hour"] or offset["hours"])
+        seconds = hours * 3600 + int(offset["minutes"] or 0) * 60 + int(offset["seconds"] or 0)
         if seconds > 18 * 3600:
             raise ValueError(f"the offset {name!r} is beyond 18 hours")
-        return -seconds if offset[1] == "-" else seconds
+        return -seconds if offset["sign"] == "-" else seconds
     try:
         return zoneinfo.ZoneInfo(name)
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
