@@ -61,11 +61,19 @@ class Outcome:
 
 _DOCUMENTED = {
     "orc": (("", "cannot be read as"),),  # "ORC's columns are converted as Parquet's are"
-    "csv": (("", "in which a line end has several bytes"), ("QUERY_ONLY_CORRUPT_RECORD_COLUMN", "")),
-    "json": (("QUERY_ONLY_CORRUPT_RECORD_COLUMN", ""),),
+    "csv": (
+        ("", "in which a line end has several bytes"),
+        ("", "with multiLine it must be"),
+        ("", "lacks the columns"),
+        ("QUERY_ONLY_CORRUPT_RECORD_COLUMN", ""),
+    ),
+    "json": (
+        ("QUERY_ONLY_CORRUPT_RECORD_COLUMN", ""),
+        ("COLUMN_ALREADY_EXISTS", ""),
+    ),  # "A field that one object has twice"
 }
 """What documents say of errors, by kind: a text in Spark's and one in Headgate's. "Encodings of several bytes per line
-end", "The corrupt-record column may be read alone"."""
+end", "A header that lacks a column of the schema is an error", "The corrupt-record column may be read alone"."""
 _TIME_ALONE = re.compile(rb"(?<![0-9][ T])(?<![0-9:])[0-9]{1,2}:[0-9]")
 
 

@@ -282,6 +282,10 @@ CASES = [
     csv("multiline latin-1", '1,"\u00e4\nb"\n'.encode("latin-1"), "a INT, b STRING", multiLine="true",
         encoding="ISO-8859-1"),
     csv("multiline trailing separator", b'1,\n2,""', "a INT, b STRING", multiLine="true"),
+    csv("multiline, as many columns as may be", b"a,b,c\n", "a STRING, b STRING, c STRING", multiLine="true",
+        maxColumns="3"),
+    csv("multiline, more columns than may be", b"a,b,c\n", "a STRING, b STRING, c STRING", multiLine="true",
+        maxColumns="2"),
     # Inference
     csv("inferred types", b"i,l,d,t,e,s,b,z,n\n"
         b"1,3000000000,1.5,2023-01-15 10:20:30,2023-01-15,x,true,2023-01-15T10:20:30Z,\n"

@@ -57,6 +57,8 @@ class CsvDocumentFormat(DocumentFormat):
                 yield batch
 
     def _fast(self, document: _Document, columns: FileColumns) -> pa.RecordBatch | None:
+        if columns.count > self._settings.dialect.max_columns:
+            return None
         data = document.text.encode()
         read = self._arrow.read_document(data, columns, document.ended)
         if read is None:
