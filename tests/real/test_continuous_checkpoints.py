@@ -156,6 +156,12 @@ def test_a_query_goes_on_beside_a_savepoint(spark: SparkSession, place: Place, t
     assert newest_savepoint(tmp_path / "savepoint").kind is CheckpointKind.SAVEPOINT
     with pytest.raises(HeadgateError, match=r"There is a savepoint already in .*Give another folder"):
         query.savepoint(str(tmp_path / "savepoint"))
+    (tmp_path / "link").symlink_to(place.checkpoints)
+    for folder in (place.checkpoints, place.checkpoints / "chk-1/in", tmp_path, tmp_path / "link", "FILE"):
+        address = f"file://{place.checkpoints}/" if folder == "FILE" else str(folder)
+        for attempt in (query.savepoint, query.stop):
+            with pytest.raises(OptionError, match="a query's checkpoint location, which the query owns"):
+                attempt(address)
     assert is_running(query)
 
 

@@ -59,6 +59,8 @@ class Stored:
 def all_stored(location: str) -> list[Stored]:
     """Return the checkpoints of a location, newest first; of a savepoint's folder or of a checkpoint's, that one.
 
+    Where there are both, a savepoint is the last.
+
     Raises
     ------
     OptionError
@@ -69,14 +71,15 @@ def all_stored(location: str) -> list[Stored]:
     from headgate.checkpoint.storage import CheckpointStorage
 
     storage = CheckpointStorage(location)
+    found = [Stored(location, storage, each) for each in storage.newest_first()]
     if storage.holds_savepoint():
         folder, question, parameters = location.partition("?") if "://" in location else (location, "", "")
         name = posixpath.basename(storage.store.base.rstrip("/"))
         if match := _CHECKPOINT.fullmatch(name):
             above = posixpath.dirname(folder.rstrip("/")) if "://" in folder else posixpath.dirname(storage.store.base)
             return [Stored(location, CheckpointStorage(above + question + parameters), int(match[1]))]
-        return [Stored(location, storage, None)]
-    found = [Stored(location, storage, each) for each in storage.newest_first()]
+        # Older versions let a query's savepoint be written to its checkpoint location: what is newer is not hidden.
+        found.append(Stored(location, storage, None))
     if not found:
         raise StoredStateError(
             f"There is no checkpoint in {storage.store.base}: it has no folder chk-<number> with a file _metadata, and "
@@ -103,30 +106,12 @@ def stored(location: str, checkpoint_id: int | None = None) -> Stored:
 
 
 def check_target(location: str) -> None:
-    """Raise `OptionError` if a savepoint must not be written to a folder: a query owns it, or would find it.
+    """Raise if a savepoint must not be written to a folder, as `check_savepoint_folder` does."""
+    from headgate.checkpoint.savepoint_folder import check_savepoint_folder
 
-    Whether a savepoint is there already is found out when it is written.
-    """
-    from headgate.checkpoint.file_store import open_store
-
-    store = open_store(location, "--to")
-    parent = posixpath.dirname(store.base)
-    above = open_store(_parent(location), "--to") if parent else store
-    if _CHECKPOINT.fullmatch(posixpath.basename(store.base)) or "runs" in {*store.names(), *above.names()}:
-        raise OptionError(
-            f"A savepoint cannot be written to {store.base}: that is a query's checkpoint location, which the query "
-            "owns, or in one. Give a folder of its own with --to.",
-            option="--to", value=store.base,
-        )  # fmt: skip
+    check_savepoint_folder(location, "--to")
 
 
 def shown(location: str) -> str:
     """Return a location without what stands before ``@``, which may be a key and its secret."""
     return re.sub(r"://[^/?]*@", "://", location)
-
-
-def _parent(location: str) -> str:
-    if "://" not in location:
-        return posixpath.dirname(posixpath.abspath(location))
-    folder, question, parameters = location.partition("?")
-    return posixpath.dirname(folder.rstrip("/")) + question + parameters

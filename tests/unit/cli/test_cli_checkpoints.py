@@ -95,3 +95,12 @@ def test_what_is_wrong_with_the_command_is_one_line(location: Path, arguments: t
     assert result.exit_code == 2
     assert result.stderr.startswith("headgate: ") and message in result.stderr
     assert result.stderr.count("\n") == 1 and result.stdout == ""
+
+
+def test_a_savepoint_in_a_checkpoint_location_does_not_hide_newer_checkpoints(location: Path, tmp_path: Path) -> None:
+    """Older versions wrote one there."""
+    assert run("savepoint", "copy", location, tmp_path / "saved", "--id", 1).exit_code == 0
+    shutil.copy(tmp_path / "saved/_metadata", location)
+    assert [each["name"] for each in run_json("checkpoints", "list", location)] == ["chk-2", "chk-1", "savepoint"]
+    assert run_json("checkpoints", "show", location)["name"] == "chk-2"
+    assert run_json("savepoint", "copy", location, tmp_path / "newest")["id"] == 2

@@ -80,7 +80,9 @@ def test_a_position_that_cannot_be_is_refused_and_nothing_written(
 
 
 def test_a_savepoint_is_not_written_where_a_query_is_at_home(location: Path, tmp_path: Path) -> None:
-    Ownership.claim(CheckpointStorage(str(location)).store)
+    storage = CheckpointStorage(str(location))
+    Ownership.claim(storage.store)
+    storage.query_id("q")
     for target in (location, location / "chk-3", location / "mended"):
         result = run("positions", "set", location, "--set", "rides-0=1", "--to", target)
         assert result.exit_code == 2 and "a query's checkpoint location" in result.stderr

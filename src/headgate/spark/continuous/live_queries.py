@@ -66,3 +66,9 @@ def live_queries() -> list[LiveQuery]:
     """Return the queries that live."""
     with _lock:
         return list(_by_location.values())
+
+
+def locations() -> list[str]:
+    """Return their checkpoint locations."""
+    with _lock:
+        return list(_by_location)

@@ -23,13 +23,14 @@ from headgate.checkpoint.coordinator import CheckpointOptions
 from headgate.checkpoint.manifest import Manifest
 from headgate.checkpoint.ownership import Ownership
 from headgate.checkpoint.restore import restore
+from headgate.checkpoint.savepoint_folder import check_savepoint_folder
 from headgate.checkpoint.storage import CheckpointStorage
 from headgate.coordinator.job.job_plan import JobOptions, JobPlan
 from headgate.coordinator.job.restart_strategy import ExponentialDelay, RestartOptions
 from headgate.coordinator.job.scheduler import SchedulerOptions
 from headgate.driver.alignment_hub import HUB, Membership
 from headgate.driver.job_plans import job_plan
-from headgate.errors import HeadgateError, OptionError, StoredStateError
+from headgate.errors import HeadgateError, OptionError
 from headgate.event_log import OPTION, configure, log_event
 from headgate.graph.query_options import autoscaler_options, restart_options
 from headgate.graph.stage_graph import QueryDefinition
@@ -249,7 +250,7 @@ class ContinuousQuery:
 
     def savepoint(self, location: str, timeout: float = 600.0) -> int:
         """Write a savepoint into a folder; the query continues. A savepoint needs nothing outside its folder."""
-        _check_empty(str(location))
+        check_savepoint_folder(str(location), "savepoint", live_queries.locations())
         return _wait_for(self._live().request_checkpoint(CheckpointKind.SAVEPOINT, str(location)), timeout)
 
     def stop(self, savepoint: str | None = None, *, drain: bool = False, timeout: float = 600.0) -> None:
@@ -274,7 +275,7 @@ class ContinuousQuery:
             self._stop_now(timeout)
             return
         if savepoint is not None:
-            _check_empty(str(savepoint))
+            check_savepoint_folder(str(savepoint), "savepoint", live_queries.locations())
         with self._changing:
             if not self.isActive:
                 return
@@ -616,16 +617,6 @@ class ContinuousQuery:
                 f"The parallelism is {parallelism}; it must be from 1 to max-parallelism, which is {most}.",
                 option="parallelism", value=parallelism,
             )  # fmt: skip
-
-
-def _check_empty(folder: str) -> None:
-    """Refuse a folder that holds a savepoint already, before anything of the query stops for it."""
-    if CheckpointStorage(folder, option="savepoint").holds_savepoint():
-        raise StoredStateError(
-            f"There is a savepoint already in {folder!r}, which is never overwritten. Give another folder, or delete "
-            "what is in this one.",
-            what="a savepoint", path=folder,
-        )  # fmt: skip
 
 
 def _wait_for(answer: Future[int], timeout: float) -> int:
