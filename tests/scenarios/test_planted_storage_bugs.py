@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 
-from headgate.checkpoint.coordinator import StoredCheckpoints
+from headgate.checkpoint import checkpoint_events as cp
+from headgate.checkpoint.coordinator import CheckpointCoordinator, StoredCheckpoints
 from headgate.checkpoint.storage import CheckpointStorage
 from headgate.errors import StoredStateError
 from headgate.protocol.state import FileState, StateHandle
@@ -38,6 +39,9 @@ def often(*kinds: FaultKind | StorageFaults) -> Callable[[Scenario], Scenario]:
 DAMAGED = often(StorageFaults.CORRUPT, FaultKind.FAIL_SUBTASK, FaultKind.CRASH_DRIVER)
 STALE = often(StorageFaults.STALE, FaultKind.CRASH_DRIVER, FaultKind.FAIL_COMMIT)
 FULL = often(StorageFaults.FULL, FaultKind.FAIL_SUBTASK)
+
+
+SAVED = often(FaultKind.SAVEPOINT, FaultKind.FAIL_SUBTASK)
 
 
 def test_without_a_bug_damaged_files_are_refused_and_the_query_goes_on_once_they_are_repaired() -> None:
@@ -87,3 +91,21 @@ class IgnoresFullDisks(CheckpointStorage):
 
 def test_a_full_disk_that_nobody_hears_of_is_found() -> None:
     first_found("which is not there", 36, {CheckpointStorage: IgnoresFullDisks}, change=FULL)
+
+
+class LeavesSavepoints(CheckpointCoordinator):
+    """Who asked for a savepoint is answered that it failed, and what was written of it stays."""
+
+    def _abort(self, reason: str) -> list[cp.Action]:
+        actions = super()._abort(reason)
+        kept = [each for each in actions if not isinstance(each, cp.DeleteSavepoint)]
+        return kept + [answer for each in actions if isinstance(each, cp.DeleteSavepoint) for answer in each.answers]
+
+
+def test_a_savepoint_that_is_there_though_it_was_reported_as_failed_is_found() -> None:
+    first_found(
+        "reported as failed, and is",
+        2,
+        {CheckpointCoordinator: LeavesSavepoints},
+        change=SAVED,
+    )

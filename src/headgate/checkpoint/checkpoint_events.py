@@ -234,6 +234,22 @@ class AnswerRequest(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
+class DeleteSavepoint(msgspec.Struct, frozen=True):
+    """Delete what there may be of a savepoint that failed, after what was ordered to be written before; then answer.
+
+    Parameters
+    ----------
+    manifest, location
+        As they were ordered to be written.
+    answers
+        To who asked for it.
+    """
+
+    manifest: Manifest
+    location: str
+    answers: tuple[AnswerRequest, ...]
+
+
 class QuerySuspended(msgspec.Struct, frozen=True):
     """The last checkpoint (savepoint with stop, drain, or end of all input) is complete and committed: end."""
 
@@ -249,5 +265,5 @@ class CheckpointFailureLimitReached(msgspec.Struct, frozen=True):
 
 Action = (
     SnapshotSources | SendBarriers | WriteManifest | NotifyCompleted | NotifyAborted | DeleteCheckpoint | Commit
-    | AnswerRequest | QuerySuspended | CheckpointFailureLimitReached
+    | AnswerRequest | DeleteSavepoint | QuerySuspended | CheckpointFailureLimitReached
 )  # fmt: skip

@@ -13,6 +13,7 @@ Never: start one before every subtask is running, two at a time, or write a mani
   for ever if that takes longer than a checkpoint may. Recovery goes on meanwhile, with or without checkpoints; once it
   is over, time-outs count.
 - A savepoint is a checkpoint that is also written to the user's folder, first: restarting from either commits the same.
+  Of one that is given up nothing stays in that folder: who asked for it is answered when that is so, and may try again.
 - Commits run beside checkpoints, one at a time in the order of the epochs. An epoch that is not known to be committed
   is in the manifests that follow as it was ordered, so that a restore orders exactly the same again.
 
@@ -42,6 +43,10 @@ _OfCheckpoint = (
     | cp.ManifestWritten
     | cp.ManifestWriteFailed
 )
+
+
+_GIVEN_UP = (Maybe(cp.AnswerRequest), Maybe(cp.DeleteSavepoint))
+"""What follows when a checkpoint is given up of which something may be written."""
 
 
 class Stale(msgspec.Struct, frozen=True):
@@ -139,7 +144,7 @@ class CheckpointCoordinator(Machine):
         Row("snapshotting, pending",    cp.SubtasksNotRunning,   "stopped",
             [cp.NotifyAborted, Maybe(cp.AnswerRequest)], "incomplete"),
         Row("completing",               cp.SubtasksNotRunning,   "stopped",
-            [cp.NotifyAborted, Maybe(cp.AnswerRequest)], "its manifest may exist all the same"),
+            [cp.NotifyAborted, *_GIVEN_UP], "its manifest may exist all the same"),
         Row("stopped, recommitting, idle", cp.CheckpointRequested, SAME, [], "due at once"),
         Row("snapshotting, pending, completing", cp.CheckpointRequested, SAME, [], "it waits"),
         Row("ending, suspended",        cp.CheckpointRequested,  SAME, [cp.AnswerRequest], "it is over",
@@ -154,7 +159,7 @@ class CheckpointCoordinator(Machine):
         Row("snapshotting, pending, completing", cp.CheckpointTimePassed, SAME, by="_on_time_in_pending"),
         Row("snapshotting, pending",    cp.CheckpointTimePassed, "idle", [cp.NotifyAborted, Maybe(cp.AnswerRequest)],
             "timeout", when="late", by="_on_time_in_pending"),
-        Row("completing",               cp.CheckpointTimePassed, "idle", [cp.NotifyAborted, Maybe(cp.AnswerRequest)],
+        Row("completing",               cp.CheckpointTimePassed, "idle", [cp.NotifyAborted, *_GIVEN_UP],
             "its manifest may exist all the same", when="late", by="_on_time_in_pending"),
         Row("snapshotting, pending, completing", cp.CheckpointTimePassed, "stopped",
             [cp.NotifyAborted, Maybe(cp.AnswerRequest), cp.CheckpointFailureLimitReached], "one too many", when="late",
@@ -180,7 +185,7 @@ class CheckpointCoordinator(Machine):
         Row("completing",               cp.ManifestWritten,      "ending",
             [cp.NotifyCompleted, Maybe(cp.Commit), Maybe(cp.AnswerRequest), Maybe(cp.DeleteCheckpoint)],
             "nothing more begins", when="last"),
-        Row("completing",               cp.ManifestWriteFailed,  "idle", [cp.NotifyAborted, Maybe(cp.AnswerRequest)],
+        Row("completing",               cp.ManifestWriteFailed,  "idle", [cp.NotifyAborted, *_GIVEN_UP],
             "its manifest may exist all the same"),
         Row("completing",               cp.ManifestWriteFailed,  "stopped",
             [cp.NotifyAborted, Maybe(cp.AnswerRequest), cp.CheckpointFailureLimitReached], "one too many"),
@@ -192,8 +197,10 @@ class CheckpointCoordinator(Machine):
         Row("stopped, ending",          cp.CommitFailed,         SAME, [cp.CheckpointFailureLimitReached],
             "again when all run"),
         Row("recommitting, idle",       cp.CommitFailed,         "stopped", [cp.CheckpointFailureLimitReached]),
-        Row("snapshotting, pending, completing", cp.CommitFailed, "stopped",
+        Row("snapshotting, pending",    cp.CommitFailed,         "stopped",
             [cp.NotifyAborted, Maybe(cp.AnswerRequest), cp.CheckpointFailureLimitReached]),
+        Row("completing",               cp.CommitFailed,         "stopped",
+            [cp.NotifyAborted, *_GIVEN_UP, cp.CheckpointFailureLimitReached]),
         Row("stopped, recommitting, idle, snapshotting, pending, completing, ending, suspended", cp.SubtaskRecovered,
             SAME),
         Row("stopped, recommitting, idle, snapshotting, pending, completing, ending, suspended", Stale, SAME, IGNORED),
@@ -532,8 +539,11 @@ class CheckpointCoordinator(Machine):
         if pending is None:
             return []
         self._abandoned.append(pending.checkpoint_id)
-        answers = [cp.AnswerRequest(each.request_id, None, reason) for each in pending.requests]
-        return [cp.NotifyAborted(pending.checkpoint_id, reason, began_ms=pending.began_ms), *answers]
+        answers = tuple(cp.AnswerRequest(each.request_id, None, reason) for each in pending.requests)
+        aborted = cp.NotifyAborted(pending.checkpoint_id, reason, began_ms=pending.began_ms)
+        if pending.location and pending.manifest is not None:
+            return [aborted, cp.DeleteSavepoint(pending.manifest, pending.location, answers)]
+        return [aborted, *answers]
 
     def _stop(self) -> None:
         """Begin nothing before all subtasks are running (again)."""

@@ -14,8 +14,9 @@ A shared file lives as long as a manifest at the location names it: it is delete
 that no manifest ever named are deleted as well: what an earlier run left when the next begins; what a checkpoint that
 failed left, after the next but one that completes, for the next one names all of it that is still in use.
 
-Nothing of a savepoint is ever deleted. A query that begins with one reads its files where they are, by their full
-addresses, and names none of them in a checkpoint of its own (`belongs_here`): its folder is not needed after the first.
+Of a savepoint nothing is deleted, unless it is one that failed. A query that begins with one reads its files where they
+are, by their full addresses, and names none of them in a checkpoint of its own (`belongs_here`): its folder is not
+needed after the first.
 
 Follows Flink's CheckpointStorage.
 """
@@ -162,8 +163,7 @@ class CheckpointStorage:
         check_run(self.store, manifest.run)
         files = _own_files(manifest)
         if location:
-            folder = f"{_file_name(manifest.query_id)}-{manifest.run}-{manifest.checkpoint_id}"
-            size = self._write_savepoint(manifest, location, folder)
+            size = self._write_savepoint(manifest, location, _savepoint_folder(manifest))
         else:
             folder = f"chk-{manifest.checkpoint_id}"
             size = _write(self.store, folder, folder, manifest)
@@ -222,6 +222,20 @@ class CheckpointStorage:
             suspects = written, self._unnamed(kept)
         with self._lock:
             self._suspects = suspects
+
+    def delete_savepoint(self, manifest: Manifest, location: str) -> None:
+        """Delete what there is of a savepoint that `write_manifest` was to write: its manifest first.
+
+        Another savepoint in that folder stays.
+        """
+        store = open_store(location, "savepoint")
+        try:
+            found, _ = _read_manifest(store, _MANIFEST)
+        except CorruptStateError:
+            found = None  # none, or what somebody else put there
+        if found is not None and _savepoint_folder(found) == _savepoint_folder(manifest):
+            store.delete(_MANIFEST)
+        store.delete_folder(_savepoint_folder(manifest))
 
     def delete_orphans(self) -> None:
         """Delete the shared files that no manifest names. Call it before anything of this run writes any.
@@ -525,6 +539,11 @@ def _occupied(store: FileStore, name: str) -> StoredStateError:
         "savepoint, give another folder, or delete what is in this one.",
         what="a manifest", path=path,
     )  # fmt: skip
+
+
+def _savepoint_folder(manifest: Manifest) -> str:
+    """Return where the files of a savepoint are that a query takes, in the user's folder."""
+    return f"{_file_name(manifest.query_id)}-{manifest.run}-{manifest.checkpoint_id}"
 
 
 def _manifest_name(checkpoint_id: int | None) -> str:

@@ -142,6 +142,7 @@ class Cluster:
         self.autoscaler = None if scenario.autoscaler is None else SimulatedAutoscaler(self, scenario.autoscaler)
         self._violation: ErrorReport | None = None
         self._requests = self._drain = 0
+        self._savepoints: dict[int, str] = {}  # the folders that were asked for, by request
         self._progress = 0, 0  # how many rows were published, and since when
 
     def run(self) -> None:
@@ -505,10 +506,14 @@ class Cluster:
             self._drain = self._requests
         elif kind in (CheckpointKind.SUSPEND, CheckpointKind.DRAIN):
             driver.suspension = self._requests
+        if location:
+            self._savepoints[self._requests] = location
         driver.notify(cp.CheckpointRequested(self._requests, kind, location))
 
     def request_refused(self, driver: DriverProcess, request_id: int) -> None:
         """Note that a checkpoint that was asked for failed: the query goes on."""
+        if request_id in self._savepoints:
+            self.storage.refuse(self._savepoints[request_id])
         if request_id == self._drain:
             self.stopping = False
         if request_id == driver.suspension:

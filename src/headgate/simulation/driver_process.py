@@ -171,6 +171,8 @@ class DriverProcess(Process):
                 self._storage.do(self._write, action)
             case cp.DeleteCheckpoint(checkpoint_id=checkpoint_id):
                 self._storage.do(self._delete, checkpoint_id)
+            case cp.DeleteSavepoint():
+                self._storage.do(self._delete_savepoint, action)
             case cp.Commit():
                 self._commits.do(self._commit, action)
             case cp.AnswerRequest(request_id=request_id, checkpoint_id=checkpoint_id):
@@ -265,6 +267,11 @@ class DriverProcess(Process):
     def _delete(self, checkpoint_id: int) -> None:
         self.cluster.storage.manifests.pop(checkpoint_id, None)
         self._checkpoints.delete(checkpoint_id)
+
+    def _delete_savepoint(self, action: cp.DeleteSavepoint) -> None:
+        self.cluster.storage.delete_savepoint(action.location)
+        for each in action.answers:
+            self.cluster.request_refused(self, each.request_id)
 
     def _commit(self, action: cp.Commit) -> None:
         fault, self.commit_fault = self.commit_fault, ""

@@ -51,6 +51,8 @@ class Storage:
         self.files = StoredFiles(now_ms)
         self.manifests: dict[int, Manifest] = {}
         self.savepoints: dict[str, Manifest] = {}
+        self.refused: set[str] = set()
+        """Folders of savepoints of which their users know that they failed."""
         self.logs: dict[tuple[int, str], dict[int, list[tuple[int, LogRecord]]]] = {}
         self.complete: dict[int, tuple[int, dict[str, int]]] = {}
         """By checkpoint: the run that took it, and where its splits are."""
@@ -62,12 +64,22 @@ class Storage:
     def write(self, manifest: Manifest, location: str) -> None:
         """Make a checkpoint durable."""
         if location:
+            assert location not in self.refused, f"the savepoint in {location} was reported as failed, and is written"
             self.savepoints[location] = manifest
         else:
             self.manifests[manifest.checkpoint_id] = manifest
         for by_sink in (manifest.commits, *(each.committables for each in manifest.uncommitted)):
             for committables in by_sink.values():
                 self.promised.update(committables)
+
+    def delete_savepoint(self, location: str) -> None:
+        """Delete a savepoint if it is there."""
+        self.savepoints.pop(location, None)
+
+    def refuse(self, location: str) -> None:
+        """Report a savepoint as failed."""
+        assert location not in self.savepoints, f"the savepoint in {location} is reported as failed, and is there"
+        self.refused.add(location)
 
     def newest(self) -> Manifest | None:
         """Return the newest complete checkpoint of the query's own location."""

@@ -68,7 +68,7 @@ def inject(cluster: Cluster, fault: Fault) -> bool:
         case FaultKind.CHECKPOINT:
             cluster.request(driver, CheckpointKind.CHECKPOINT)
         case FaultKind.SAVEPOINT:
-            cluster.request(driver, CheckpointKind.SAVEPOINT, f"savepoint-{fault.at_ms}")
+            cluster.request(driver, CheckpointKind.SAVEPOINT, f"savepoint-{fault.at_ms}-{fault.pick}")
         case FaultKind.STOP:
             driver.stopped = True
             driver.notify(jm.StopRequested())

@@ -305,12 +305,42 @@ def test_a_folder_that_is_refused_neither_suspends_the_query_nor_counts(kind: Ch
     for request in range(3):
         run.notify(cp.CheckpointRequested(request, kind, "taken"))
         checkpoint_id = run.barriers()
-        run.acknowledge()
+        last = run.acknowledge()
         reason = "its manifest could not be written: there is one already"
         assert run.notify(cp.ManifestWriteFailed(checkpoint_id, "there is one already")) == [
-            cp.NotifyAborted(checkpoint_id, reason, began_ms=run.now_ms), cp.AnswerRequest(request, None, reason),
+            cp.NotifyAborted(checkpoint_id, reason, began_ms=run.now_ms),
+            cp.DeleteSavepoint(last, "taken", (cp.AnswerRequest(request, None, reason),)),
         ]  # fmt: skip
         assert run.machine.state == "idle"
+
+
+@pytest.mark.parametrize("failure", ["a failover", "a time-out", "a commit", "our own manifest"])
+@pytest.mark.parametrize("written", [False, True])
+def test_who_asked_for_a_savepoint_that_fails_late_is_answered_when_nothing_of_it_is_there(
+    written: bool, failure: str
+) -> None:
+    """Its manifest is on its way, or there, and only that of the query's own location is missing."""
+    run = running(CheckpointOptions(interval_ms=1000, timeout_ms=5000, tolerable_failed=1))
+    run.complete(b"1")
+    run.notify(SAVEPOINT)
+    checkpoint_id = run.barriers()
+    last = run.acknowledge()
+    if written:
+        assert run.notify(cp.ManifestWritten(checkpoint_id, 10)) == [cp.WriteManifest(checkpoint_id, last, "")]
+    match failure:
+        case "a failover":
+            actions = run.notify(cp.SubtasksNotRunning("a subtask failed"))
+        case "a time-out":
+            actions = run.wait()
+        case "a commit":
+            actions = run.notify(cp.CommitFailed(1, "no"))
+        case _:
+            actions = run.notify(cp.ManifestWriteFailed(checkpoint_id, "disk full"))
+    assert not of(cp.AnswerRequest, actions)
+    (deletion,) = of(cp.DeleteSavepoint, actions)
+    assert (deletion.manifest, deletion.location) == (last, "s")
+    assert [(each.request_id, each.checkpoint_id) for each in deletion.answers] == [(1, None)]
+    assert run.notify(cp.ManifestWritten(checkpoint_id, 10)) == []
 
 
 def test_a_timeout_names_what_is_missing() -> None:

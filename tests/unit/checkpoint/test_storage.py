@@ -164,6 +164,23 @@ def test_a_second_savepoint_into_a_folder_leaves_the_first_as_it_was(location: P
     assert CheckpointStorage(str(folder)).load_savepoint().sources == first.sources
 
 
+def test_a_savepoint_that_failed_is_deleted_whole_and_no_other(location: Path, tmp_path: Path) -> None:
+    storage, folder = CheckpointStorage(str(location)), tmp_path / "savepoint"
+    made = manifest(3, 1, BIG, storage.write_state(3, "sink", BIG))
+    storage.delete_savepoint(made, str(folder))  # nothing of it was written
+    storage.write_manifest(made, location=str(folder))
+    (folder / "notes.txt").write_text("the user's")
+    storage.delete_savepoint(made, str(folder))
+    assert everything_in(folder) == {"notes.txt": b"the user's"}
+    storage.write_manifest(made, location=str(folder))  # the next try
+    before = everything_in(folder)
+    storage.delete_savepoint(manifest(4), str(folder))  # it failed, since this one is there
+    assert everything_in(folder) == before
+    (folder / "_metadata").write_bytes(b"something else")
+    storage.delete_savepoint(made, str(folder))
+    assert everything_in(folder) == {"notes.txt": b"the user's", "_metadata": b"something else"}
+
+
 def test_two_savepoints_that_are_written_into_a_folder_at_once_do_not_meet(tmp_path: Path) -> None:
     """Who looks first sees nothing of the other: only one may win, and all that it names is its own."""
     folder = str(tmp_path / "savepoint")

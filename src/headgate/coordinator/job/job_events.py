@@ -154,5 +154,5 @@ class Log(msgspec.Struct, frozen=True):
 Action = (
     Transmit | CloseConnection | ForSource | ShareMinimum | ShowProgress | ShowCheckpoint | ShowSource | ShowRestart
     | ShowFailedCheckpoint | Log | sch.SubmitJob | sch.CancelJob | sch.FailQuery | sch.QueryOver | cp.WriteManifest
-    | cp.DeleteCheckpoint | cp.Commit | cp.AnswerRequest
+    | cp.DeleteCheckpoint | cp.Commit | cp.AnswerRequest | cp.DeleteSavepoint
 )  # fmt: skip

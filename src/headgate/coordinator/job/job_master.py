@@ -585,6 +585,10 @@ class JobMaster:
         self._requests.discard(action.request_id)
         self._out.append(action)
 
+    def _delete_savepoint(self, action: cp.DeleteSavepoint) -> None:
+        self._requests.difference_update(each.request_id for each in action.answers)
+        self._out.append(action)
+
     def _snapshot_sources(self, action: cp.SnapshotSources) -> None:
         self._notify_sources(dict.fromkeys(self._sources, src.CheckpointStarted(action.checkpoint_id)))
 

@@ -142,6 +142,7 @@ ROUTES = (
     Route("CheckpointCoordinator", cp.DeleteCheckpoint, ("outside",), "_pass_on"),
     Route("CheckpointCoordinator", cp.Commit, ("outside",), "_pass_on"),
     Route("CheckpointCoordinator", cp.AnswerRequest, ("outside",), "_answer_request"),
+    Route("CheckpointCoordinator", cp.DeleteSavepoint, ("outside",), "_delete_savepoint"),
     Route("CheckpointCoordinator", cp.SnapshotSources, ("sources",), "_snapshot_sources"),
     Route("CheckpointCoordinator", cp.SendBarriers, ("slots", "sources"), "_send_barriers",
         "sources hear of it after slots"),

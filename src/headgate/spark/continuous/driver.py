@@ -67,6 +67,8 @@ _MAX_WAIT_S = 1.0
 _LOOK_MS = 1000
 _COMMIT_ENDS_S = 60.0
 """How long the end of a run waits for a commit under way."""
+_SAVEPOINT_GOES_S = 60.0
+"""The same for a savepoint that failed."""
 _SLOTS_COME_MS = 9_000
 """From then on it is looked, while there are not all slots, whether other work has the cores."""
 
@@ -339,6 +341,8 @@ class QueryDriver:
                 self._over = True
             case cp.WriteManifest() | cp.DeleteCheckpoint():
                 self._storage_worker.do(lambda: self._store(action))
+            case cp.DeleteSavepoint():
+                self._storage_worker.do(lambda: self._delete_savepoint(action))
             case cp.Commit():
                 self._on_progress(action)
                 self._commit_worker.do(lambda: self._commit(action))
@@ -420,6 +424,16 @@ class QueryDriver:
         else:
             self._inbox.put(cp.ManifestWritten(action.checkpoint_id, size))
 
+    def _delete_savepoint(self, action: cp.DeleteSavepoint) -> None:
+        """On the storage thread."""
+        left = ""
+        try:
+            self._storage.delete_savepoint(action.manifest, action.location)
+        except Exception as error:
+            left = f"; what was written of the savepoint may still be in {action.location}: {describe(error)}"
+        for each in action.answers:
+            self._answer(each.request_id, None, each.reason + left)
+
     def _commit(self, action: cp.Commit) -> None:
         """On the commits' thread."""
         left: dict[str, tuple[bytes, ...]] = {}
@@ -446,8 +460,11 @@ class QueryDriver:
         log_event(_log, getattr(logging, level.upper()), self._name, text, **where)
 
     def _answer(self, request_id: int, checkpoint_id: int | None, reason: str) -> None:
+        """Any thread."""
         with self._lock:
-            answer = self._requests.pop(request_id)
+            answer = self._requests.pop(request_id, None)
+        if answer is None:
+            return  # it was answered when the run was over
         if checkpoint_id is None:
             answer.set_exception(HeadgateError(f"The checkpoint did not complete: {reason}", reason=reason))
         else:
@@ -483,7 +500,9 @@ class QueryDriver:
         # Whoever starts the query again finds nobody who still publishes: what is under way ends before this run does.
         if not self._commit_worker.abandon(_COMMIT_ENDS_S):
             self._log("error", "The sink has not finished committing; the commit is abandoned.")
-        for worker in (self._storage_worker, *self._log_workers.values()):
+        # Who still waits does so for what was written of a savepoint to be deleted.
+        self._storage_worker.close(_SAVEPOINT_GOES_S if self._requests else 1.0)
+        for worker in self._log_workers.values():
             worker.close(1.0)
         for committer in self._committers.values():
             try:

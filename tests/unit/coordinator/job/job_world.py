@@ -270,6 +270,8 @@ class World:
                 self.soon(("sink",), lambda: self.commit(action))
             case cp.DeleteCheckpoint(checkpoint_id=checkpoint_id):
                 self.soon(("store",), lambda: self.delete(checkpoint_id))
+            case cp.DeleteSavepoint():
+                self.soon(("store",), lambda: self.answers.update({each.request_id: each for each in action.answers}))
             case cp.AnswerRequest():
                 self.answers[action.request_id] = action
             case job.Log(text=text):
