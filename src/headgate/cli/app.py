@@ -41,8 +41,34 @@ class RefusedError(HeadgateError):
     """What was asked for was refused as things are. Facts: status."""
 
 
+_ClickException: type[Exception] = next(
+    kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
+)
+"""What a command line that cannot be parsed raises: Click's, which newer versions of Typer bring along."""
+
+
 class _Group(TyperGroup):
     """Commands whose errors become one line and an exit code."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run the command line; exit with its code, unless it is not on its own."""
+        try:
+            code = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
+            if not standalone_mode:
+                return code
+        except (typer.Abort, _ClickException) as error:
+            if not standalone_mode:
+                raise
+            sys.exit(_report(error) if isinstance(error, _ClickException) else BAD)
+        sys.exit(code)
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command."""
@@ -51,6 +77,18 @@ class _Group(TyperGroup):
         except HeadgateError as error:
             print(f"headgate: {error.message}", file=sys.stderr)
             raise typer.Exit(exit_code_of(error)) from None
+
+
+def _report(error: Any) -> int:
+    """Say in one line what is wrong with a command line, or show the help where it is empty; return the exit code."""
+    context = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError" and context is not None:
+        typer.echo(context.get_help())
+    else:
+        text = " ".join(error.format_message().split()).rstrip(".")
+        where = "" if context is None else f" See '{context.command_path} --help'."
+        print(f"headgate: {text}.{where}", file=sys.stderr)
+    return int(error.exit_code)
 
 
 def exit_code_of(error: HeadgateError) -> int:

@@ -267,8 +267,6 @@ def restart_options(options: Options) -> RestartOptions:
         if prefix == "restart-strategy" and name and name not in allowed and options.is_set(spec.name):
             raise options.error(spec.name, f"has no meaning for the restart strategy {kind!r}. Leave it out.")
     given = {name: options[f"restart-strategy.{name}"] for name in allowed}
-    if given.get("attempts") == "infinite" and kind == "fixed-delay":
-        raise options.error("restart-strategy.attempts", "must be a number for the restart strategy 'fixed-delay'.")
     fields = {
         "attempts": "attempts", "delay": "delay_ms", "initial-backoff": "initial_backoff_ms",
         "max-backoff": "max_backoff_ms", "backoff-multiplier": "backoff_multiplier", "jitter-factor": "jitter_factor",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from typer.main import get_command
+from typer.testing import CliRunner
 
 from headgate.cli import app
 from headgate.cli.app import exit_code_of
@@ -80,6 +81,25 @@ def test_the_version_and_no_command() -> None:
     result = run()
     assert result.exit_code == 2 and "checkpoints" in result.output
     assert run("checkpoints", "what").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("checkpoints", "list"), ". See 'headgate checkpoints list --help'."),
+        (("checkpoints", "what"), "No such command 'what'. See 'headgate checkpoints --help'."),
+        (("checkpoints", "show", "/x", "--idd", "3"), "No such option: --idd"),
+        (("checkpoints", "show", "/x", "--id", "-1"), "Invalid value for '--id': "),
+        (("query", "rescale", "many", "rides"), "a valid integer"),
+        (("savepoint", "copy", "/a", "/b", "/c"), "unexpected extra argument"),
+        (("--wrong",), "No such option: --wrong"),
+    ],
+)
+def test_a_command_line_that_is_wrong_is_one_line(arguments: tuple[str, ...], message: str) -> None:
+    result = CliRunner().invoke(app, arguments, prog_name="headgate")
+    assert result.exit_code == 2 and not result.stdout
+    assert message in result.stderr and result.stderr.startswith("headgate: ")
+    assert result.stderr.count("\n") == 1 and result.stderr.endswith("--help'.\n")
 
 
 def test_the_shell_is_given_completions() -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from headgate.checkpoint.ownership import Ownership
 from headgate.checkpoint.storage import CheckpointStorage
+from headgate.protocol.state import SubtaskState
 from tests.unit.cli.stored_query import run, run_json, stored_query
 
 
@@ -54,9 +56,19 @@ def test_a_topic_is_read_again_from_its_beginning(location: Path, tmp_path: Path
     assert "read again are written again" in result.output and "'window'" in result.output
 
 
-def test_the_last_position_of_a_split_counts(location: Path, tmp_path: Path) -> None:
+def test_the_position_of_an_id_counts_and_not_that_of_a_pattern(location: Path, tmp_path: Path) -> None:
     run_json("positions", "set", location, "--set", "rides-?=5", "--set", "rides-1=-10", "--to", tmp_path / "new")
     assert positions(tmp_path / "new") == {"rides-0": 5, "rides-1": 490, "rides-2": 5}
+    run_json("positions", "set", location, "--set", "rides-1=-10", "--set", "rides-?=5", "--to", tmp_path / "same")
+    assert positions(tmp_path / "same") == positions(tmp_path / "new")
+
+
+@pytest.mark.parametrize(("first", "second"), [("rides-1", "rides-1"), ("rides-*", "rides-?"), ("*-1", "*-1")])
+def test_two_positions_for_a_split_are_refused(location: Path, tmp_path: Path, first: str, second: str) -> None:
+    result = run("positions", "set", location, f"--set={first}=1", f"--set={second}=2", "--to", tmp_path / "new")
+    assert result.exit_code == 2 and not (tmp_path / "new").exists()
+    split = "rides-0" if first == "rides-*" else "rides-1"
+    assert f"The split '{split}' is given two positions, by '{first}' and '{second}'" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -105,6 +117,15 @@ def test_a_savepoint_is_copied_and_the_copy_stands_alone(location: Path, tmp_pat
         }  # fmt: skip
         assert str(location) not in json.dumps(shown)
     assert run("checkpoints", "diff", tmp_path / "one", location / "chk-1").output.endswith("no difference\n")
+
+
+def test_a_savepoint_is_not_copied_onto_itself(location: Path, tmp_path: Path) -> None:
+    storage = CheckpointStorage(str(location))
+    small = msgspec.structs.replace(storage.load(1), subtasks=((SubtaskState(),), (SubtaskState(),)))
+    storage.copy_savepoint(small, str(tmp_path / "one"))  # all of it is in the manifest
+    for to in (tmp_path / "one", f"file://{tmp_path}/one/"):
+        result = run("savepoint", "copy", tmp_path / "one", to)
+        assert result.exit_code == 2 and "never overwritten" in result.stderr and not result.stdout
 
 
 def test_a_damaged_savepoint_is_not_copied(location: Path, tmp_path: Path) -> None:

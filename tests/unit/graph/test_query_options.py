@@ -120,8 +120,8 @@ def test_restart_strategies() -> None:
     assert exponential == ExponentialDelay(attempts=None, max_backoff_ms=5000)
     with pytest.raises(OptionError, match="no meaning for the restart strategy 'none'"):
         of(restart_strategy="none", restart_strategy_attempts="2")
-    with pytest.raises(OptionError, match="must be a number"):
-        of(restart_strategy="fixed-delay", restart_strategy_attempts="infinite")
+    patient = of(restart_strategy="fixed-delay", restart_strategy_attempts="infinite")
+    assert patient == FixedDelay(attempts=None, delay_ms=1000)
 
 
 def test_the_autoscaler() -> None:

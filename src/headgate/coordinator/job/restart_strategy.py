@@ -43,9 +43,9 @@ class ExponentialDelay(msgspec.Struct, frozen=True, kw_only=True, tag="exponenti
 
 
 class FixedDelay(msgspec.Struct, frozen=True, kw_only=True, tag="fixed-delay"):
-    """Wait as long each time, so many times in the life of the query."""
+    """Wait as long each time, so many times in the life of the query; None: any number of times."""
 
-    attempts: int = 3
+    attempts: int | None = 3
     delay_ms: int = 1_000
 
 

@@ -120,19 +120,19 @@ def moves(manifest: Manifest, source: str | None, wanted: list[Wanted]) -> list[
     source
         The uid of the source; None: there is only one.
     wanted
-        The new positions; of several for a split the last one counts.
+        The new positions. Of a split that is named by its id, and by a pattern, the former counts.
 
     Raises
     ------
     OptionError
-        There is no such source or split, or its position cannot be that.
+        There is no such source or split, its position cannot be that, or it is given two.
     """
     uid = _source(manifest, source)
     splits = [each for each in split_positions(manifest) if each.source == uid]
-    found: dict[str, Move] = {}
+    by_split: dict[str, Wanted] = {}
     for each in wanted:
-        matching = [split for split in splits if split.split_id == each.splits]
-        matching = matching or [split for split in splits if fnmatch.fnmatchcase(split.split_id, each.splits)]
+        matching = [split.split_id for split in splits if split.split_id == each.splits]
+        matching = matching or fnmatch.filter([split.split_id for split in splits], each.splits)
         if not matching:
             ids = ", ".join(split.split_id for split in splits[:20]) + (", ..." if len(splits) > 20 else "")
             raise OptionError(
@@ -140,11 +140,23 @@ def moves(manifest: Manifest, source: str | None, wanted: list[Wanted]) -> list[
                 "was read to its end is not in it any more, and one that was not discovered yet has no position.",
                 option="--set", value=each.splits,
             )  # fmt: skip
-        for split in matching:
-            found[split.split_id] = Move(
-                source=uid, split_id=split.split_id, before=split.position, after=_new_position(split, each)
-            )
-    return list(found.values())
+        for split_id in matching:
+            other = by_split.get(split_id)
+            if other is not None and (other.splits == split_id) == (each.splits == split_id):
+                raise OptionError(
+                    f"The split {split_id!r} is given two positions, by {other.splits!r} and {each.splits!r}. Give it "
+                    "one; that of its id counts, not that of a pattern.",
+                    option="--set", value=each.splits,
+                )  # fmt: skip
+            if other is None or each.splits == split_id:
+                by_split[split_id] = each
+    return [
+        Move(
+            source=uid, split_id=each.split_id, before=each.position, after=_new_position(each, by_split[each.split_id])
+        )
+        for each in splits
+        if each.split_id in by_split
+    ]
 
 
 def moved(manifest: Manifest, all_moves: list[Move]) -> Manifest:

@@ -111,6 +111,8 @@ def test_a_fixed_delay_counts_over_the_whole_life() -> None:
     strategy = RestartStrategy(FixedDelay(attempts=2, delay_ms=500), random.Random(0))
 
     assert [strategy.failed(now_ms) for now_ms in (0, 10**9, 2 * 10**9)] == [500, 500, None]
+    patient = RestartStrategy(FixedDelay(attempts=None, delay_ms=500), random.Random(0))
+    assert {patient.failed(1000 * each) for each in range(100)} == {500} and patient.given_up == ""
 
 
 @pytest.mark.parametrize(
