@@ -110,7 +110,7 @@ def by(*aggregates: Any, windowed: bool = False) -> Callable[[DataFrame], DataFr
 def test_an_aggregate_more_and_a_wider_column(
     spark: SparkSession, tmp_path: Path, savepoint: bool, windowed: bool
 ) -> None:
-    """What was there goes on, of wider numbers; what is new is over the rows since.
+    """What was there goes on, of wider numbers; what is new is over the rows since. It follows more operators.
 
     What breaks it breaks
     `tests/real/test_continuous_state_evolution.py::test_an_aggregate_more_and_a_wider_column[True-True]` or
@@ -122,7 +122,11 @@ def test_an_aggregate_more_and_a_wider_column(
     how, table = life.stopped(query, savepoint)
     before = {row["k"]: row["rows"] for row in table}
     since = F.count("n").alias("since"), F.collect_list("n").alias("list"), F.avg("n").alias("mean")
-    changed = by(since[0], total, greatest, rows, *since[1:], windowed=windowed)
+    more = by(since[0], total, greatest, rows, *since[1:], windowed=windowed)
+
+    def changed(numbers: DataFrame) -> DataFrame:
+        return more(numbers.where("k >= 0").withColumn("twice", F.col("n") * 2).where("twice >= 0"))
+
     wrong = by(rows, F.min("n").alias("n"), windowed=windowed)
     with pytest.raises(StoredStateError, match=r"(?s)sum\(n\) of int32.*now it is.*min\(n\) of int32"):
         life.start(wrong, **how)

@@ -20,7 +20,7 @@ import base64
 import itertools
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Protocol
 
 import msgspec
@@ -89,6 +89,10 @@ class QueryPlan(Protocol):
     @property
     def state_schemas(self) -> Mapping[str, StateSchema]:
         """Which columns keyed state, and rows on their way by key, have, where they may change."""
+
+    @property
+    def named(self) -> Collection[str]:
+        """The uids that the user chose."""
 
     @property
     def parallelism(self) -> int:

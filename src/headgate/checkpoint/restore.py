@@ -18,8 +18,9 @@ Never: read a file, or drop state that the user did not allow to be dropped.
 A source or operator whose uid is not in the checkpoint starts afresh. State of a uid that the query does not have is
 left over: an error that names it, unless ``allowNonRestoredState`` is set. An exchange that has become one of another
 kind is an error if rows were on their way through it: nothing says who gets them now. So is one of other keys, and
-keyed state of other keys, windows or aggregates than the operator has: it would mean something else. An aggregate that
-was added, and types that became wider, are none: `headgate.protocol.state_schema`.
+keyed state of other keys, windows or aggregates than the operator has: it would mean something else. Aggregates
+more or less, and types that became wider, are none: `headgate.protocol.state_schema`. What got another uid, since there
+are more or fewer operators in front of it, is found by what it is: `headgate.checkpoint.moved_state`.
 
 Chunks of another query (its savepoint) get names of their own, since that one named its chunks as this one does.
 
@@ -34,6 +35,7 @@ from typing import Any
 import msgspec
 
 from headgate.checkpoint.manifest import Manifest, PlannedSource, QueryPlan, UncommittedEpoch
+from headgate.checkpoint.moved_state import described, moved, moves, with_state
 from headgate.errors import OptionError, StoredStateError
 from headgate.protocol.key_groups import subtask_of
 from headgate.protocol.state import (
@@ -62,16 +64,18 @@ def restore(manifest: Manifest, plan: QueryPlan, *, allow_non_restored_state: bo
         State is left over, or belongs to another kind of source or exchange, or to other keys, windows or aggregates.
     """
     _check_options(manifest, plan)
+    manifest, left_over = _moved(manifest, plan)
     _check_exchanges(manifest, plan)
     _check_signatures(manifest, plan)
     uids = {uid for stage in plan.stages for uid in stage} | set(plan.sources) | set(plan.exchanges)
-    left_over = sorted(_with_state(manifest) - uids)
+    left_over |= {uid: manifest.signatures.get(uid, "") for uid in with_state(manifest) - uids}
     if left_over and not allow_non_restored_state:
+        texts = [_shown(uid, left_over[uid]) for uid in sorted(left_over)]
         raise StoredStateError(
-            f"Checkpoint {manifest.checkpoint_id} holds state of {', '.join(map(repr, left_over))}, which the query "
-            f"does not have; it has {', '.join(map(repr, sorted(uids)))}. Give an operator the name that it had with "
-            ".alias(...), or set the option 'allowNonRestoredState' to true to drop that state.",
-            what="a checkpoint", left_over=tuple(left_over), checkpoint_id=manifest.checkpoint_id,
+            f"Checkpoint {manifest.checkpoint_id} holds state of {', '.join(texts)}, which the query does not have; it "
+            f"has {', '.join(_shown(uid, plan.signatures.get(uid, '')) for uid in sorted(uids))}. Give an operator the "
+            "name that it had with .alias(...), or set the option 'allowNonRestoredState' to true to drop that state.",
+            what="a checkpoint", left_over=tuple(sorted(left_over)), checkpoint_id=manifest.checkpoint_id,
         )  # fmt: skip
     stages = [_restored_stage(manifest, plan, number) for number in range(len(plan.stages))]
     return msgspec.structs.replace(
@@ -87,6 +91,38 @@ def restore(manifest: Manifest, plan: QueryPlan, *, allow_non_restored_state: bo
         state_schemas=dict(plan.state_schemas),
         channels=tuple(each for each in manifest.channels if each.exchange in plan.exchanges),
     )
+
+
+def _moved(manifest: Manifest, plan: QueryPlan) -> tuple[Manifest, dict[str, str]]:
+    """Return the checkpoint with the uids of now, and what nobody takes as another state has its uid, with its text.
+
+    Raises
+    ------
+    StoredStateError
+        Several could have a state.
+    """
+    found = moves(described(manifest, plan.named), described(plan, plan.named))
+    stored = with_state(manifest)
+    for uid, others in found.unclear.items():
+        if uid in stored:
+            fix = (
+                "End the query as it was with a savepoint, which holds no rows on their way, and start the changed one "
+                "from that."
+                if uid in manifest.exchanges
+                else f"Call the one that it is .alias({uid!r}), right after it, or others by new names."
+            )
+            raise StoredStateError(
+                f"Checkpoint {manifest.checkpoint_id} holds state of {_shown(uid, manifest.signatures.get(uid, ''))}, "
+                f"and more than one operator could have it now, or it more than one state: "
+                f"{', '.join(map(repr, others))}. {fix}",
+                what="a checkpoint", uid=uid, candidates=others, checkpoint_id=manifest.checkpoint_id,
+            )  # fmt: skip
+    lost = {uid: manifest.signatures.get(uid, "") for uid, target in found.targets.items() if target is None}
+    return moved(manifest, found.targets), {uid: text for uid, text in lost.items() if uid in stored}
+
+
+def _shown(uid: str, signature: str) -> str:
+    return f"{uid!r} ({signature})" if signature else repr(uid)
 
 
 def _check_exchanges(manifest: Manifest, plan: QueryPlan) -> None:
@@ -168,20 +204,6 @@ def _changed_options(uid: str, source: PlannedSource, stored: Mapping[str, objec
         for name in sorted(was.keys() | now.keys())
         if was.get(name) != now.get(name)
     ]
-
-
-def _with_state(manifest: Manifest) -> set[str]:
-    """Return the uids that have any state in a checkpoint."""
-    found = set(manifest.sources)
-    for stage in manifest.subtasks:
-        for subtask in stage:
-            found |= {uid for uid, reader in subtask.readers.items() if reader != _NO_READER}
-            found |= {uid for uid, operator in subtask.operators.items() if operator != _NO_OPERATOR}
-            found |= {uid for uid, keyed in subtask.keyed.items() if keyed != _NO_KEYED}
-    found |= {channel.exchange for channel in manifest.channels}
-    for committables in (manifest.commits, *(each.committables for each in manifest.uncommitted)):
-        found |= {uid for uid, each in committables.items() if each}
-    return found
 
 
 def _of(uids: set[str], by_uid: dict[str, tuple[bytes, ...]]) -> dict[str, tuple[bytes, ...]]:

@@ -35,6 +35,7 @@ def job_plan(definition: QueryDefinition, query_id: str, run: int) -> JobPlan:
         },
         signatures=definition.graph.signatures,
         state_schemas=definition.graph.state_schemas,
+        named=definition.graph.named,
         parallelism=definition.parallelism,
         max_parallelism=definition.options["max-parallelism"],
         query_id=query_id,

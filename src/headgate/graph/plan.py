@@ -163,7 +163,8 @@ def stage_graph(output: PlanNode) -> StageGraph:
         else:
             operator = copy.copy(node.of)  # a node may be part of several programs
             operator.uid = uids[node]
-            operators.append(OperatorNode(operator=operator, inputs=tuple(uids[each] for each in node.inputs)))
+            inputs = tuple(uids[each] for each in node.inputs)
+            operators.append(OperatorNode(operator=operator, inputs=inputs, named=node.name is not None))
     operators = _with_forwards({source.uid: source.schema for source in sources}, operators)
     graph = StageGraph(sources=tuple(sources), operators=tuple(operators), output=uids[output])
     return replace(graph, sources=tuple(_with_event_time(source, graph) for source in graph.sources))

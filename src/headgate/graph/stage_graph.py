@@ -71,10 +71,11 @@ class SourceDefinition:
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorNode:
-    """An operator, and the uids of the sources and operators that feed it."""
+    """An operator, the uids of the sources and operators that feed it, and whether the user chose its own."""
 
     operator: Operator
     inputs: tuple[str, ...]
+    named: bool = False
 
     @property
     def uid(self) -> str:
@@ -220,6 +221,11 @@ class StageGraph:
             for node in self.operators
             if isinstance(node.operator, KeyedOperator | Exchange) and node.operator.signature
         }
+
+    @property
+    def named(self) -> frozenset[str]:
+        """The uids of operators that the user chose."""
+        return frozenset(node.uid for node in self.operators if node.named)
 
     @property
     def state_schemas(self) -> dict[str, StateSchema]:

@@ -171,6 +171,8 @@ class ChannelState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     relocated
         Whether it holds rows that came through other channels than their successors do, recovered at another
         parallelism: all that any channel of the exchange brings the consumer from then on follows upon them.
+    stored_as
+        The exchange's name in the bytes, where it has another now; in no manifest, as nothing is stored twice.
     """
 
     exchange: str
@@ -182,6 +184,7 @@ class ChannelState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     rows: int
     size_bytes: int
     relocated: bool = False
+    stored_as: str = ""
 
 
 class RecoveredChannel(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -4,9 +4,11 @@ Never: know an operator, or a value.
 
     change                                                      taken on
     ----------------------------------------------------------  ------------------------------------------------------
-    another window, a key more or less, an aggregate less       no
-    an aggregate more                                           yes, over the rows since; not of ``first`` and ``last``
+    another window, a key more or less                          no
+    aggregates more                                             yes, over the rows since; not of ``first`` and ``last``
                                                                 that count nulls
+    aggregates less                                             yes
+    both at once                                                no: one may have become another
     integers, floating point numbers of more bits;              yes, of keys and of what is aggregated; not where
     decimals of more digits and the same scale                  Spark's own code aggregates
 
@@ -70,7 +72,7 @@ class StateSchema(msgspec.Struct, frozen=True, kw_only=True):
             return False
         places = places_of(before.aggregates, self.aggregates)
         taken = [place for place in places if place is not None]
-        if len(taken) < len(before.aggregates):
+        if len(taken) < min(len(before.aggregates), len(self.aggregates)):
             return False
         return all(
             each.can_be_added if place is None else _takes_on(each, before.aggregates[place])

@@ -104,9 +104,9 @@ def read_rows(context: ExecutionContext, state: ChannelState) -> Iterator[pa.Rec
     Raises
     ------
     StoredStateError
-        They cannot be read, or had a column that the exchange does not have, or not as wide.
+        They cannot be read, had other columns than the exchange has, or not as narrow ones.
     """
-    channel = ChannelId(state.exchange, state.producer, state.consumer)
+    channel = ChannelId(state.stored_as or state.exchange, state.producer, state.consumer)
     schema = context.definition.graph.exchanges[state.exchange].schema
     for batch in read_channel(context.uploader.open_rows(state.handle), channel, output=state.output):
         yield batch if batch.schema.equals(schema) else _with_columns_of_now(batch, schema, state.exchange)
@@ -150,11 +150,12 @@ def _columns_text(schema: pa.Schema) -> str:
 
 
 def _with_columns_of_now(batch: pa.RecordBatch, schema: pa.Schema, exchange: str) -> pa.RecordBatch:
-    """Return rows with columns that are wider, and null where they had none."""
+    """Return rows with columns that are wider, and more, which are null, or fewer."""
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
     try:
-        if set(columns) - set(schema.names):
-            raise pa.ArrowInvalid("a column is missing now")
+        gone, new = set(columns) - set(schema.names), set(schema.names) - set(columns)
+        if gone and new:
+            raise pa.ArrowInvalid("columns are new and others gone: one may have become another")
         made = [
             columns[field.name].cast(field.type) if field.name in columns else pa.nulls(batch.num_rows, field.type)
             for field in schema

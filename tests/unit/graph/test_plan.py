@@ -50,7 +50,9 @@ def test_a_change_in_one_branch_leaves_the_other_alone() -> None:
 
 def test_a_name_holds_what_follows() -> None:
     def program(node: PlanNode) -> set[str]:
-        return set(stage_graph(kept(node.then(Recording()).named("parse"))).uids)
+        graph = stage_graph(kept(node.then(Recording()).named("parse")))
+        assert graph.named == {"parse"}
+        return set(graph.uids)
 
     assert program(kept(source(uid="kafka"))) - program(source(uid="kafka")) == {"kafka.1.filter"}
 

@@ -26,12 +26,16 @@ TAKEN_ON = {
     "the same": schema("sum(n) int32", "count(1) "),
     "another order": schema("count(1) ", "sum(n) int32"),
     "one more": schema("max(n) int32", "sum(n) int32", "count(1) "),
+    "one less": schema("sum(n) int32"),
+    "one less, wider": schema("sum(n) int64"),
+    "none": schema(),
     "twice": schema("sum(n) int32", "sum(n) int32", "count(1) "),
     "wider": schema("sum(n) int64", "count(1) "),
     "a wider key": schema("sum(n) int32", "count(1) ", keys=("k int64",)),
 }
 REFUSED = {
-    "one less": schema("sum(n) int32"),
+    "another, and one more": schema("max(n) int32", "count(1) ", "min(n) int32"),
+    "one less, narrower": schema("sum(n) int16"),
     "another": schema("max(n) int32", "count(1) "),
     "another type": schema("sum(n) double", "count(1) "),
     "narrower": schema("sum(n) int16", "count(1) "),

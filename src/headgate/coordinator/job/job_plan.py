@@ -55,6 +55,8 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
         By uid: what keyed state, and rows on their way by key, are of.
     state_schemas
         By uid: which columns these have, where they may change.
+    named
+        The uids of operators that the user chose.
     """
 
     sources: dict[str, SourcePlan]
@@ -66,6 +68,7 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
     exchanges: dict[str, ExchangePlan] = {}
     signatures: dict[str, str] = {}
     state_schemas: dict[str, StateSchema] = {}
+    named: frozenset[str] = frozenset()
 
     @property
     def is_connected(self) -> bool:

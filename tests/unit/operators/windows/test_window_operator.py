@@ -16,10 +16,12 @@ from hypothesis import strategies as st
 from headgate.errors import CorruptStateError, OptionError, UnsupportedVersionError
 from headgate.operators.operator import RestoredChunk
 from headgate.operators.windows import sorted_runs
+from headgate.operators.windows.assigner import NoWindow
 from headgate.operators.windows.operator import WindowAggregate
 from headgate.protocol.operator_context import OperatorContext
+from headgate.protocol.state_schema import StateColumn, StateSchema
 from tests.unit.operators.windows.window_world import EPOCH, SCHEMA, Subtasks, batch, made, many, process
-from tests.unit.operators.windows.words import avg, collect_list, count, first, last, sum, window
+from tests.unit.operators.windows.words import avg, collect_list, count, first, last, session_window, sum, window
 
 TEN = window("at", "10 seconds")
 AGGREGATES = (sum("v"), count())
@@ -339,3 +341,41 @@ def test_a_sum_that_overflows_while_it_is_merged_is_an_error(tmp_path: Path) -> 
     world.process(batch((1, 1, 1)))
     with pytest.raises(OptionError, match=r"sum\(v\): a result does not fit into int64"):
         world.finish()
+
+
+@pytest.mark.parametrize(
+    "windows", [TEN, window("at", "10 seconds", "4 seconds"), session_window("at", "5 seconds"), NoWindow()]
+)
+@pytest.mark.parametrize("kept", [[0], [4, 2], [3, 1], []])
+def test_aggregates_that_are_dropped_leave_the_others_as_if_they_had_been_alone(
+    tmp_path: Path, windows: Any, kept: list[int]
+) -> None:
+    all_of_them = [count(), collect_list("v"), last("v"), avg("v"), sum("v")]
+    rows = batch((1, 1, 5), (2, 1, None), (2, None, 7), (3, 2, 9)), batch((3, 1, 11), (4, 3, None)), batch((4, None, 1))
+
+    def ended(before: list[Any], now: list[Any]) -> list[dict[str, Any]]:
+        wanted = before
+
+        def make() -> Any:
+            operator = made(SCHEMA, windows, ["k"], wanted, "update" if isinstance(windows, NoWindow) else "append")
+            operator.state_schema = StateSchema(
+                window=windows.text,
+                keys=(StateColumn(name="k", kind="int64"),),
+                aggregates=tuple(each.state_column(None if each.argument is None else pa.int64()) for each in wanted),
+            )
+            return operator
+
+        world = Subtasks(make, tmp_path / f"{len(before)}", parallelism=2)
+        world.process(rows[0])
+        world.checkpoint()
+        world.process(rows[1])
+        states, wanted = world.checkpoint(), now
+        world.emitted.clear()
+        for parallelism in (3, 2):
+            world.restore(states, parallelism)
+            states = world.checkpoint()
+        world.process(rows[2])
+        return sorted(world.finish(), key=str)
+
+    now = [all_of_them[place] for place in kept]
+    assert ended(all_of_them, now) == ended(now, now) != []
