@@ -7,12 +7,14 @@ A bug is a subclass or a changed function of production, in this file only.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 
+from headgate.checkpoint import restore
 from headgate.connectors.kinesis.enumerator import KinesisEnumerator
 from headgate.coordinator.job import scheduler_events as sch
 from headgate.coordinator.job.job_master import JobMaster
@@ -22,7 +24,7 @@ from headgate.coordinator.sources.log_segments import LogSegments
 from headgate.coordinator.sources.reader_machine import Shared
 from headgate.coordinator.sources.unassigned_work import UnassignedWork
 from headgate.futures import done_with
-from headgate.protocol.state import SplitState
+from headgate.protocol.state import ReaderState, SplitState
 from headgate.runtime import snapshot_parts, source_input
 from headgate.runtime.source_input import SourceInput
 from headgate.simulation.scenario import Scenario
@@ -193,3 +195,16 @@ class WritesOneByOne(LogSegments):
 
 def test_a_log_that_awaits_one_write_after_another_is_found() -> None:
     first_found("writes of the log of .* wait in turn", 0, {LogSegments: WritesOneByOne})
+
+
+def forgets_a_split(old: Sequence[ReaderState], parallelism: int) -> list[ReaderState]:
+    """Deal out to readers of another parallelism all splits but one."""
+    first, *others = _dealt_readers(old, parallelism)
+    return [msgspec.structs.replace(first, splits=first.splits[1:]), *others]
+
+
+_dealt_readers = restore._dealt_readers
+
+
+def test_a_split_that_nobody_has_after_a_recovery_is_found() -> None:
+    first_found("was restored with splits that no reader has: '", 1, {restore._dealt_readers: forgets_a_split})

@@ -297,6 +297,14 @@ class TopicEnumerator(SplitEnumerator[SplitT, StateT]):
         is_known = self._discovered and self._all_came and not self._pool
         return None if is_known else MIN_WATERMARK_MS
 
+    def unreported_splits(self) -> Collection[str]:
+        """Return the partitions that are assigned by the restored state only."""
+        return [
+            each.split_id
+            for each in self._partitions.values()
+            if each.place is _Place.ASSIGNED and each.owner_is_stored
+        ]
+
     def notify_splits_finished(self, split_ids: Collection[str]) -> None:
         """Forget partitions that were read to their end: those of a deleted topic are new if they are there again."""
         for split_id in split_ids:

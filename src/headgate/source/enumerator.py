@@ -222,6 +222,15 @@ class SplitEnumerator(ABC, Generic[SplitT, StateT]):
         """
         return None
 
+    def unreported_splits(self) -> Collection[str]:
+        """Return the ids of splits that readers had in the state this was restored from, and that none has since.
+
+        Asked before the state is taken for a checkpoint, once all readers have registered with what they have. Nobody
+        would read any of them again, and the checkpoint would not know from where on: the query fails instead, with
+        their ids. By default none: a state need not say which splits readers have.
+        """
+        return ()
+
     def notify_splits_finished(self, split_ids: Collection[str]) -> None:
         """Note that splits were read to their end, for enumerators that wait for that: a shard's children follow it.
 

@@ -88,7 +88,9 @@ class KinesisEnumerator(SplitEnumerator[KinesisSplit, KinesisState]):
     def add_reader(self, subtask: int) -> None:
         """Take the splits that the reader reports, and assign what is pending."""
         self._waiting.pop(subtask, None)
-        for split in self._context.registered_readers[subtask].reported_splits_on_registration:
+        reader = self._context.registered_readers[subtask]
+        self._table.hold(reader.held_split_ids, subtask)
+        for split in reader.reported_splits_on_registration:
             assert isinstance(split, KinesisSplit), f"reader {subtask} reported {split!r}"
             is_here = split.split_id in self._table.unassigned  # from the state: it was reported before that, too
             if not is_here and not self._table.report(split, subtask):
@@ -113,6 +115,10 @@ class KinesisEnumerator(SplitEnumerator[KinesisSplit, KinesisState]):
         self._publish_known()
         self._assign()
 
+    def unreported_splits(self) -> Collection[str]:
+        """Return the shards that are assigned by the restored state only."""
+        return [split_id for split_id, subtask in self._table.assigned.items() if subtask is None]
+
     def notify_splits_finished(self, split_ids: Collection[str]) -> None:
         """Note shards that are read to their end; children follow after the snapshot that this call precedes."""
         self._table.end(split_ids)
@@ -122,7 +128,8 @@ class KinesisEnumerator(SplitEnumerator[KinesisSplit, KinesisState]):
 
     def snapshot_state(self, checkpoint_id: int) -> KinesisState:
         """Return what is unassigned, and the ids of what is assigned, ended or finished."""
-        return self._table.snapshot(checkpoint_id, self._context.current_parallelism)
+        shared_out = self._readers_stay or self._all_registered_once
+        return self._table.snapshot(checkpoint_id, self._context.current_parallelism if shared_out else None)
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
         """Assign the children of shards whose ends are in the checkpoint: nobody reads those again."""
@@ -158,12 +165,11 @@ class KinesisEnumerator(SplitEnumerator[KinesisSplit, KinesisState]):
         self._known = (self._table.known(), not self._table.initial_discovery_finished)
 
     def _assign(self) -> None:
-        if self._bounded:
-            self._answer_requests()
-            return
         readers = self._context.registered_readers
         self._all_registered_once = self._all_registered_once or len(readers) >= self._context.current_parallelism
-        if self._all_registered_once:
+        if self._bounded:
+            self._answer_requests()
+        elif self._all_registered_once:
             self._push()
 
     def _answer_requests(self) -> None:

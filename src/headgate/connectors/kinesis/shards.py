@@ -156,6 +156,12 @@ class ShardTable:
             self.finished.pop(split.split_id, None)
             self.assigned[split.split_id] = subtask
 
+    def hold(self, split_ids: Iterable[str], subtask: int) -> None:
+        """Note assigned splits that a reader has, which the state knows as somebody's at most."""
+        for split_id in split_ids:
+            if split_id in self.assigned and self.assigned[split_id] is None:
+                self.assigned[split_id] = subtask
+
     def end(self, split_ids: Iterable[str]) -> None:
         """Note splits that are read to their end; those that were given back meanwhile are not."""
         for split_id in split_ids:
@@ -192,7 +198,7 @@ class ShardTable:
         self.give_back([split])
         return True
 
-    def snapshot(self, checkpoint_id: int, parallelism: int) -> KinesisState:
+    def snapshot(self, checkpoint_id: int, parallelism: int | None) -> KinesisState:
         """Return the state to be stored in a checkpoint."""
         self.ended = {
             split_id: checkpoint_id if known_by is None else known_by for split_id, known_by in self.ended.items()

@@ -118,7 +118,8 @@ class KinesisState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         The ids of the shards that nobody reads again, or that were closed before a start at ``latest``, as long as
         Kinesis still lists them.
     parallelism
-        How many readers there were: with as many again, each goes on with what it had.
+        How many readers the shards were shared out among; None: they were not yet. With as many again, each goes on
+        with what it had.
     """
 
     initial_discovery_finished: bool = False
@@ -126,7 +127,7 @@ class KinesisState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     assigned: dict[str, int | None] = {}
     ended: tuple[str, ...] = ()
     finished: tuple[str, ...] = ()
-    parallelism: int = 1
+    parallelism: int | None = 1
 
 
 def _readers_not_known(state: dict[str, Any]) -> dict[str, Any]:

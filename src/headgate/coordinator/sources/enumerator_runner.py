@@ -23,7 +23,7 @@ import msgspec
 import pyarrow as pa
 
 from headgate.coordinator.sources import source_events as src
-from headgate.errors import ConnectorContractError, HeadgateError, is_final
+from headgate.errors import ConnectorContractError, HeadgateError, StoredStateError, is_final
 from headgate.protocol.messages import ErrorReport
 from headgate.protocol.state import SplitState
 from headgate.source.enumerator import Boundedness, SplitEnumerator, SplitEnumeratorContext
@@ -327,6 +327,7 @@ class EnumeratorRunner:
                 enumerator.notify_splits_finished(split_ids)
             case src.SnapshotEnumerator(checkpoint_id=checkpoint_id):
                 self._checkpoint_id = max(checkpoint_id, self._checkpoint_id)
+                self._check_all_are_reported(enumerator)
                 self._outputs.append(StateTaken(checkpoint_id, enumerator.snapshot_state(checkpoint_id)))
             case src.NotifyEnumerator(checkpoint_id=checkpoint_id):
                 enumerator.notify_checkpoint_complete(checkpoint_id)
@@ -334,6 +335,20 @@ class EnumeratorRunner:
                     self._take_state()  # nobody will notify it again
             case _:
                 assert_never(call)
+
+    def _check_all_are_reported(self, enumerator: SplitEnumerator[Any, Any]) -> None:
+        if len(self._readers) < self._context.current_parallelism:
+            return  # some are yet to say what they have
+        lost = sorted(set(enumerator.unreported_splits()) - self._holders.keys())
+        if lost:
+            shown = ", ".join(map(repr, lost[:20])) + (f" and {len(lost) - 20} more" if lost[20:] else "")
+            raise StoredStateError(
+                f"The enumerator of the source {self.uid!r} was restored with splits that no reader has: {shown}. "
+                "Their rows would not be read any more, and no checkpoint would say from where on. Start from an older "
+                "checkpoint or a savepoint, at another 'checkpointLocation', and report this: it is an error of "
+                "Headgate's, or of whoever changed the checkpoint.",
+                what="the state of a source", source=self.uid, splits=tuple(lost), final=True,
+            )  # fmt: skip
 
     def _add_reader(self, call: src.AddReader) -> None:
         # An assignment to another reader that the coordinator has not heard of yet counts, and not the report.

@@ -338,3 +338,36 @@ def test_a_restarted_enumerator_takes_note_of_what_it_assigned_since_its_state()
     assert enumerator.snapshot_state(2).ended == ("0",)
     enumerator.notify_checkpoint_complete(2)
     assert enumerator.snapshot_state(3).finished == ("0",)
+
+
+def test_shards_that_no_reader_has_after_a_restore_are_known_and_those_that_one_has_are_not_lost():
+    stream = source(Shard("0"), Shard("1"), Shard("2"))
+    before = running(stream, parallelism=2)
+    splits = {subtask: list(each.values()) for subtask, each in before.assigned.items()}
+    restored = harness(stream, parallelism=2, state=before.snapshot())
+    lost = {split.split_id for each in splits.values() for split in each}
+    assert set(restored.enumerator.unreported_splits()) == lost
+    restored.register_reader(0, reported_splits=splits[0][:1])
+    restored.register_reader(1, held_split_ids=[split.split_id for split in splits[1]])
+    lost -= {split.split_id for split in (*splits[0][:1], *splits[1])}
+    assert set(restored.enumerator.unreported_splits()) == lost and len(lost) == 1
+
+
+@pytest.mark.parametrize("boundedness", [Boundedness.BOUNDED, Boundedness.CONTINUOUS_UNBOUNDED])
+def test_a_state_has_the_parallelism_among_which_its_shards_are_shared_out(boundedness):
+    """Not that of a query which has not got that far: at the old one again readers keep what they have."""
+    stream = source(Shard("0"), Shard("1"))
+
+    def parallelism(enumerator):
+        return enumerator.source.state_serializer.deserialize(enumerator.snapshot()).parallelism
+
+    fresh = harness(stream, parallelism=2, boundedness=boundedness)
+    assert parallelism(fresh) is None
+    for subtask in (0, 1):
+        fresh.register_reader(subtask)
+    assert parallelism(fresh) == 2
+    same, wider = (harness(stream, each, fresh.snapshot(), boundedness) for each in (2, 3))
+    assert (parallelism(same), parallelism(wider)) == (2, None)
+    for subtask in range(3):
+        wider.register_reader(subtask)
+    assert parallelism(wider) == 3

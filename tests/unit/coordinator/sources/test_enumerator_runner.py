@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from headgate.connectors.kafka.split import KafkaSplit, KafkaState
 from headgate.coordinator.sources import source_events as src
 from headgate.coordinator.sources.enumerator_runner import EnumeratorRunner, SlowWork
 from headgate.errors import ConnectorContractError, DataLossError, OptionError, SourceError, SourceUnavailableError
@@ -16,6 +17,7 @@ from headgate.source.enumerator import Boundedness
 from headgate.source.events import SourceEvent
 from headgate.source.serialization import VersionedSerializer
 from headgate.source.watermark import MIN_WATERMARK_MS
+from tests.unit.connectors.kafka.partitions_source import Cluster, PartitionsSource
 from tests.unit.coordinator.sources.toy_sources import (
     SPLITS,
     STATES,
@@ -424,3 +426,31 @@ def test_work_that_is_made_anew_for_each_try_is_known_by_its_name() -> None:
     succeeded = made.reported(made.finish(work(), None, None))[-1]
     assert (failed.failures, succeeded.failures) == (1, 0)  # type: ignore[union-attr]
     assert failed.name == succeeded.name == "test_work_that_is_made_anew_for_each_try_is_known_by_its_name"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("how", ["nobody", "reported", "held", "finished"])
+def test_a_split_that_no_reader_has_after_a_recovery_is_named_before_a_checkpoint_forgets_it(how: str) -> None:
+    source = PartitionsSource(Cluster(rides=[9, 9]), {"subscribe": "rides", "startingOffsets": "earliest"})
+    state = KafkaState(initial_discovery_finished=True, assigned={"rides": ((0, 0), (1, 1))}, parallelism=2)
+    made = EnumeratorRunner(
+        source, "kafka", incarnation=1, boundedness=Boundedness.CONTINUOUS_UNBOUNDED, schema=source.schema(),
+        parallelism=2, state=source.state_serializer.serialize(state), checkpoint_id=5, call_async=lambda work: None,
+    )  # fmt: skip
+
+    def split(partition: int) -> SplitState:
+        each = KafkaSplit(split_id=f"rides-{partition}", topic="rides", partition=partition, position=7)
+        return SplitState(each.split_id, source.split_serializer.serialize(each))
+
+    made.start()
+    made.call(src.AddReader(0, "here", (split(0),)))
+    (taken,) = made.reported(made.call(src.SnapshotEnumerator(6)))
+    assert isinstance(taken, src.EnumeratorSnapshotted), "reader 1 has yet to register"
+    made.call(src.AddReader(1, "here", (split(1),) if how == "reported" else (), ("rides-1",) if how == "held" else ()))
+    if how == "finished":
+        made.call(src.NotifySplitsFinished(("rides-1",)))
+    outcome = made.reported(made.call(src.SnapshotEnumerator(7)))[-1]
+    if how != "nobody":
+        assert isinstance(outcome, src.EnumeratorSnapshotted)
+        return
+    assert isinstance(outcome, src.EnumeratorFailed) and outcome.error.final
+    assert "restored with splits that no reader has: 'rides-1'. Their rows would not be read" in outcome.error.message
