@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,51 @@ def test_a_query_goes_on_beside_a_savepoint(spark: SparkSession, place: Place, t
             with pytest.raises(OptionError, match="a query's checkpoint location, which the query owns"):
                 attempt(address)
     assert is_running(query)
+
+
+def test_who_gives_up_waiting_leaves_the_query_as_it_was_and_draining_what_ends_is_no_error(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    may_go, waits_there, may_end = tmp_path / "may-go", tmp_path / "waits", tmp_path / "may-end"
+    saved = str(tmp_path / "saved")
+    may_commit, batches = threading.Event(), list[int]()
+
+    def waits(rows: Iterator[Any]) -> Iterator[Any]:
+        for each in rows:
+            waits_there.touch()
+            while not may_go.exists():
+                threading.Event().wait(0.01)
+            yield each
+
+    def commit(frame: DataFrame, epoch: int) -> None:
+        assert not may_end.exists() or may_commit.wait(90)
+        batches.append(frame.count())
+
+    frame = held_numbers(spark, may_end, rows=LONG).select("value").mapInArrow(waits, "value long")
+    writer = headgate.continuous(frame, parallelism=1).writeStream.foreachBatch(commit)
+    options = {"checkpointLocation": str(tmp_path / "checkpoints"), "slots": "threads"}
+    query = writer.options(**options).trigger(continuous="1 hour").start()
+    wait_until(waits_there.exists, query)
+    for attempt in (
+        lambda: query.rescale(2, timeout=0.2),
+        lambda: query.stop(saved, timeout=0.2),
+        lambda: query.stop(drain=True, timeout=0.2),
+        lambda: query.savepoint(saved, timeout=0.2),
+        lambda: query.checkpoint(timeout=0.2),
+    ):
+        with pytest.raises(HeadgateError, match=r"not complete after 0 seconds. Nobody waits .* continues as before"):
+            attempt()
+    may_go.touch()
+    assert query.checkpoint() and is_running(query) and len(query.status["slots"]) == 1
+    query.savepoint(saved)
+    may_end.touch()
+    wait_until(lambda: query.status["checkpoint"] == "ending", query)  # all is read, and being committed
+    drained = ThreadPoolExecutor(1).submit(query.stop, drain=True)
+    with pytest.raises(TimeoutError):
+        drained.result(0.3)
+    may_commit.set()
+    assert drained.result(90) is None and query.exception() is None and sum(batches) == LONG
+    query.stop(drain=True)
 
 
 def test_the_same_location_resumes(spark: SparkSession, place: Place) -> None:

@@ -216,7 +216,7 @@ class TakesWhoComesLast(SlotStreams):
 PLACE = r"has \S+ in \d places|are missing|not published|no end after|published twice"
 IN_ENUMERATORS: list[tuple[type[SplitEnumerator[Any, Any]], int, str]] = [
     (ForgetsReported, 53, PLACE),
-    (ResolvesAgain, 31, r"rows of \S+ (before \d+ )?are missing|published twice"),
+    (ResolvesAgain, 88, r"rows of \S+ (before \d+ )?are missing|published twice"),
     (PromisesOnlyWhatIsNew, 10, "no end after"),
     (KeepsPendingBySubtask, 202, PLACE),
     (PutsAllOnTheFirst, 0, r"the readers of \S+ have \[.*\] splits"),
@@ -227,7 +227,7 @@ IN_ENUMERATORS: list[tuple[type[SplitEnumerator[Any, Any]], int, str]] = [
     (PushesTwice, 0, "was given"),
 ]
 IN_SUBTASKS: list[tuple[type[SubtaskMachine], int, str]] = [
-    (ReportsNothingAgain, 6, PLACE),
+    (ReportsNothingAgain, 17, PLACE),
     (ForgetsEnds, 14, PLACE),
     (RunsBeforeItRegisters, 77, PLACE),
     (WaitsForTheMessage, 5, "committables that one before it published"),

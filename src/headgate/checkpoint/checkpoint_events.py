@@ -60,6 +60,12 @@ class CheckpointRequested(msgspec.Struct, frozen=True):
     location: str = ""
 
 
+class RequestWithdrawn(msgspec.Struct, frozen=True):
+    """Who asked for a checkpoint gave up waiting. What was for that alone is given up; the query goes on."""
+
+    request_id: int
+
+
 class InputAllEnded(msgspec.Struct, frozen=True):
     """All input has ended: take the last checkpoint."""
 
@@ -135,7 +141,8 @@ class CheckpointTimePassed(msgspec.Struct, frozen=True):
 
 
 Event = (
-    CheckpointingStarted | SubtasksRunning | SubtaskRecovered | SubtasksNotRunning | CheckpointRequested | InputAllEnded
+    CheckpointingStarted | SubtasksRunning | SubtaskRecovered | SubtasksNotRunning | CheckpointRequested
+    | RequestWithdrawn | InputAllEnded
     | SourceStateReady | SourceRefused | SubtaskAcknowledged | SubtaskDeclined | ManifestWritten | ManifestWriteFailed
     | Committed | CommitFailed | CheckpointTimePassed
 )  # fmt: skip

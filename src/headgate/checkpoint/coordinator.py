@@ -149,6 +149,14 @@ class CheckpointCoordinator(Machine):
         Row("snapshotting, pending, completing", cp.CheckpointRequested, SAME, [], "it waits"),
         Row("ending, suspended",        cp.CheckpointRequested,  SAME, [cp.AnswerRequest], "it is over",
             by="_on_checkpoint_requested_too_late"),
+        Row("stopped, recommitting, idle", cp.RequestWithdrawn, SAME, [Maybe(cp.AnswerRequest)], "if it waits"),
+        Row("snapshotting, pending, completing", cp.RequestWithdrawn, SAME, [Maybe(cp.AnswerRequest)],
+            "if it waits; a checkpoint goes on without"),
+        Row("snapshotting, pending",    cp.RequestWithdrawn,     "idle", [cp.NotifyAborted, cp.AnswerRequest],
+            "a savepoint or the last one", when="its own"),
+        Row("completing",               cp.RequestWithdrawn,     "idle", [cp.NotifyAborted, *_GIVEN_UP],
+            "its manifest may exist all the same", when="its own"),
+        Row("ending, suspended",        cp.RequestWithdrawn,     SAME, IGNORED, "it was answered"),
         Row("stopped, recommitting, idle", cp.InputAllEnded, SAME, [], "due at once"),
         Row("snapshotting, pending, completing", cp.InputAllEnded, SAME, [], "it waits"),
         Row("ending, suspended",        cp.InputAllEnded,        SAME, IGNORED, "after a drain"),
@@ -356,6 +364,22 @@ class CheckpointCoordinator(Machine):
 
     def _on_checkpoint_requested_too_late(self, event: cp.CheckpointRequested, now_ms: int) -> list[cp.Action]:
         return [cp.AnswerRequest(event.request_id, None, _OVER)]
+
+    def _on_request_withdrawn(self, event: cp.RequestWithdrawn, now_ms: int) -> list[cp.Action]:
+        pending, answer = self._pending, cp.AnswerRequest(event.request_id, None, _WITHDRAWN)
+        if pending is not None and any(each.request_id == event.request_id for each in pending.requests):
+            if pending.kind is not CheckpointKind.CHECKPOINT:
+                actions = self._abort(_WITHDRAWN)
+                self.state, self._due_ms = "idle", self._soon(now_ms)
+                return actions
+            pending.requests = tuple(each for each in pending.requests if each.request_id != event.request_id)
+            return [answer]
+        before = len(self._requests)
+        self._requests = [each for each in self._requests if each.request_id != event.request_id]
+        if len(self._requests) == before:
+            return []  # it was answered
+        self._late_ms = None
+        return [answer]
 
     def _on_input_all_ended(self, event: cp.InputAllEnded, now_ms: int) -> list[cp.Action]:
         self._input_ended = True
@@ -592,6 +616,7 @@ class CheckpointCoordinator(Machine):
 
 
 _OVER = "the query has taken its last checkpoint"
+_WITHDRAWN = "nobody waits for it any longer"
 
 
 def _committables(subtasks: dict[SubtaskId, SubtaskState]) -> Committables:

@@ -499,8 +499,8 @@ class Cluster:
             return
         self.clock.after(10, self.world, self.start_run, self.next_parallelism)
 
-    def request(self, driver: DriverProcess, kind: CheckpointKind, location: str = "") -> None:
-        """Ask for a checkpoint."""
+    def request(self, driver: DriverProcess, kind: CheckpointKind, location: str = "") -> int:
+        """Ask for a checkpoint; return the number of the request."""
         self._requests += 1
         if self.stopping:
             self._drain = self._requests
@@ -508,7 +508,9 @@ class Cluster:
             driver.suspension = self._requests
         if location:
             self._savepoints[self._requests] = location
-        driver.notify(cp.CheckpointRequested(self._requests, kind, location))
+        number = self._requests
+        driver.notify(cp.CheckpointRequested(number, kind, location))
+        return number
 
     def request_refused(self, driver: DriverProcess, request_id: int) -> None:
         """Note that a checkpoint that was asked for failed: the query goes on."""

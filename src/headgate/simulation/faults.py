@@ -10,12 +10,13 @@ from typing import TypeVar, assert_never
 
 import msgspec
 
+from headgate.checkpoint import checkpoint_events as cp
 from headgate.coordinator.job import job_events as jm
 from headgate.protocol.messages import CheckpointKind
 from headgate.simulation.cluster import Cluster
 from headgate.simulation.data_network import LINK_PATIENCE_MS
 from headgate.simulation.driver_process import DriverProcess
-from headgate.simulation.scenario import ConnectionFaults, Fault, FaultKind, MoreFaults, StorageFaults
+from headgate.simulation.scenario import ConnectionFaults, Fault, FaultKind, MoreFaults, StorageFaults, UserFaults
 
 T = TypeVar("T")
 
@@ -143,7 +144,19 @@ def _drawn_apart(cluster: Cluster, driver: DriverProcess, fault: Fault) -> bool:
             return _on_storage(cluster, fault, fault.kind)
         case ConnectionFaults():
             return _on_connection(cluster, fault)
+        case UserFaults():
+            return _give_up(cluster, driver, fault)
     raise AssertionError(fault.kind)
+
+
+def _give_up(cluster: Cluster, driver: DriverProcess, fault: Fault) -> bool:
+    kind = (CheckpointKind.SUSPEND, CheckpointKind.SAVEPOINT, CheckpointKind.DRAIN)[fault.pick % 3]
+    is_savepoint = kind is CheckpointKind.SAVEPOINT
+    if not is_savepoint and driver.suspension is not None:
+        return False
+    request = cluster.request(driver, kind, f"given-up-{fault.at_ms}-{fault.pick}" if is_savepoint else "")
+    cluster.clock.after(1 + fault.pick % 150, driver, driver.notify, cp.RequestWithdrawn(request))
+    return True
 
 
 def _on_connection(cluster: Cluster, fault: Fault) -> bool:

@@ -92,6 +92,12 @@ class ConnectionFaults(Enum):
     LATE = "break connection, and what is under way comes after what the next one brings"
 
 
+class UserFaults(Enum):
+    """What else a user can do; drawn apart, as `MoreFaults` is."""
+
+    GIVE_UP = "ask for a savepoint, or to suspend or drain, and wait for it only for a moment"
+
+
 class Fault(msgspec.Struct, frozen=True):
     """One fault.
 
@@ -108,7 +114,7 @@ class Fault(msgspec.Struct, frozen=True):
     """
 
     at_ms: int
-    kind: FaultKind | MoreFaults | StorageFaults | ConnectionFaults
+    kind: FaultKind | MoreFaults | StorageFaults | ConnectionFaults | UserFaults
     pick: int
     parallelism: int
 
@@ -243,6 +249,7 @@ class Scenario(msgspec.Struct, frozen=True):
             ._with_more_faults()
             ._with_storage_faults()
             ._with_late_connections()
+            ._with_impatience()
             ._with_time_for_barriers()
             ._with_slow_reading()
             ._with_pace()
@@ -484,6 +491,17 @@ class Scenario(msgspec.Struct, frozen=True):
         more = (
             Fault(draw.randrange(50, PHASE_MS), draw.choice(kinds), draw.randrange(1000), draw.randint(1, 4))
             for _ in range(draw.choice((2, 3, 4)))
+        )
+        return self.with_faults(tuple(sorted((*self.faults, *more), key=lambda fault: fault.at_ms)))
+
+    def _with_impatience(self) -> Scenario:
+        """Return the same with a user who does not wait, if the seed wants it."""
+        draw = random.Random(f"impatience {self.seed}")
+        if not self.faults or draw.random() < 0.9:
+            return self
+        more = (
+            Fault(draw.randrange(50, PHASE_MS), UserFaults.GIVE_UP, draw.randrange(1000), draw.randint(1, 4))
+            for _ in range(draw.choice((1, 3, 6)))
         )
         return self.with_faults(tuple(sorted((*self.faults, *more), key=lambda fault: fault.at_ms)))
 

@@ -175,8 +175,8 @@ class World(Protocol):
     def query_over(self, driver: Any) -> None:
         """Note that a run has ended."""
 
-    def request(self, driver: Any, kind: CheckpointKind, location: str = "") -> None:
-        """Ask for a checkpoint."""
+    def request(self, driver: Any, kind: CheckpointKind, location: str = "") -> int:
+        """Ask for a checkpoint; return the number of the request."""
 
     def request_refused(self, driver: Any, request_id: int) -> None:
         """Note that a checkpoint that was asked for failed."""

@@ -137,6 +137,9 @@ def events(made: CheckpointCoordinator) -> Iterator[cp.Event | Later]:
         yield from [cp.CommitFailed(each.epoch, "no") for each in made._commits.epochs[:1] if pending is not None]
         return
     yield cp.SourceStateReady("rides", newest, b"", {})
+    asked = (*(() if pending is None else pending.requests), *made._requests)
+    if asked or made.state in ("ending", "suspended"):
+        yield from map(cp.RequestWithdrawn, {0, *(each.request_id for each in asked)})
     if made.state == "stopped" and made.latest is RESTORED:
         yield cp.CheckpointingStarted()
     if not made._input_ended and not made._requests:
@@ -341,6 +344,50 @@ def test_who_asked_for_a_savepoint_that_fails_late_is_answered_when_nothing_of_i
     assert (deletion.manifest, deletion.location) == (last, "s")
     assert [(each.request_id, each.checkpoint_id) for each in deletion.answers] == [(1, None)]
     assert run.notify(cp.ManifestWritten(checkpoint_id, 10)) == []
+
+
+@pytest.mark.parametrize("kind", [CheckpointKind.SAVEPOINT, CheckpointKind.SUSPEND, CheckpointKind.DRAIN])
+def test_what_nobody_waits_for_any_longer_is_given_up_and_the_query_goes_on(kind: CheckpointKind) -> None:
+    """Whatever has come of it, and though others wait for another; nothing has failed."""
+    why = "nobody waits for it any longer"
+    for steps in range(5):
+        run = running(CheckpointOptions(interval_ms=None, tolerable_failed=0))
+        run.notify(cp.CheckpointRequested(1, kind, "s" if kind is CheckpointKind.SAVEPOINT else ""))
+        other = cp.CheckpointRequested(2, CheckpointKind.CHECKPOINT)
+        if steps == 0:
+            assert run.notify(cp.RequestWithdrawn(1)) == [cp.AnswerRequest(1, None, why)]
+        else:
+            if steps == 1:
+                run.wait()
+            else:
+                run.barriers()
+            last = run.acknowledge() if steps >= 3 else None
+            if steps == 4 and kind is CheckpointKind.SAVEPOINT:
+                run.notify(cp.ManifestWritten(1, 10))
+            run.notify(other)
+            answer: cp.Action = cp.AnswerRequest(1, None, why)
+            if last is not None and kind is CheckpointKind.SAVEPOINT:
+                answer = cp.DeleteSavepoint(last, "s", (cp.AnswerRequest(1, None, why),))
+            assert run.notify(cp.RequestWithdrawn(1)) == [cp.NotifyAborted(1, why, began_ms=0), answer]
+            assert run.notify(cp.ManifestWritten(1, 10)) == []
+        assert run.machine.state == "idle" and run.notify(cp.RequestWithdrawn(1)) == []
+        if steps == 0:
+            run.notify(other)
+        assert of(cp.AnswerRequest, run.complete()) == [cp.AnswerRequest(2, run.machine._last_id)]
+
+
+def test_a_checkpoint_goes_on_without_one_who_asked_for_it_and_what_is_complete_is_not_given_up() -> None:
+    run = running()
+    run.notify(
+        cp.CheckpointRequested(1, CheckpointKind.CHECKPOINT), cp.CheckpointRequested(2, CheckpointKind.CHECKPOINT)
+    )
+    run.barriers()
+    assert [type(each) for each in run.notify(cp.RequestWithdrawn(1))] == [cp.AnswerRequest]
+    run.acknowledge()
+    assert of(cp.AnswerRequest, run.notify(cp.ManifestWritten(1, 10))) == [cp.AnswerRequest(2, 1)]
+    run.notify(SUSPEND)
+    run.complete()
+    assert run.notify(cp.RequestWithdrawn(SUSPEND.request_id)) == [] and run.machine.state == "ending"
 
 
 def test_a_timeout_names_what_is_missing() -> None:

@@ -52,8 +52,8 @@ class TimePassed(msgspec.Struct, frozen=True):
 
 Event = (
     sch.QueryStarted | SlotMessageReceived | ConnectionClosed | FromSource | sch.JobEnded | cp.CheckpointRequested
-    | cp.ManifestWritten | cp.ManifestWriteFailed | cp.Committed | cp.CommitFailed | OthersMoved | StopRequested
-    | TimePassed
+    | cp.RequestWithdrawn | cp.ManifestWritten | cp.ManifestWriteFailed | cp.Committed | cp.CommitFailed
+    | OthersMoved | StopRequested | TimePassed
 )  # fmt: skip
 
 # What is to be done outside.

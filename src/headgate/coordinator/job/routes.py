@@ -77,6 +77,7 @@ ROUTES = (
     Route("outside", cp.CheckpointRequested, ("checkpoints",), "_on_checkpoint_requested", state="open"),
     Route("outside", cp.CheckpointRequested, ("outside",), "_refuse_request", "the query ends",
         state="releasing, over"),
+    Route("outside", cp.RequestWithdrawn, ("checkpoints",), "_notify_checkpoints", state="open, releasing"),
     Route("outside", cp.ManifestWritten, ("checkpoints",), "_notify_checkpoints", state="open, releasing"),
     Route("outside", cp.ManifestWriteFailed, ("checkpoints",), "_notify_checkpoints", state="open, releasing"),
     Route("outside", cp.Committed, ("checkpoints",), "_notify_checkpoints", state="open, releasing"),
@@ -88,9 +89,9 @@ ROUTES = (
     *(
         Route("outside", what, why="late", state="over")
         for what in (
-            sch.QueryStarted, job.ConnectionClosed, job.FromSource, sch.JobEnded, cp.ManifestWritten,
-            cp.ManifestWriteFailed, cp.Committed, cp.CommitFailed, job.OthersMoved, job.StopRequested,
-            job.TimePassed,
+            sch.QueryStarted, job.ConnectionClosed, job.FromSource, sch.JobEnded, cp.RequestWithdrawn,
+            cp.ManifestWritten, cp.ManifestWriteFailed, cp.Committed, cp.CommitFailed, job.OthersMoved,
+            job.StopRequested, job.TimePassed,
         )
     ),
     # Messages of executions that count.

@@ -188,6 +188,13 @@ class QueryDriver:
         self._inbox.put(cp.CheckpointRequested(number, kind, location))
         return answer
 
+    def withdraw(self, answer: Future[int]) -> None:
+        """Ask no longer for a checkpoint; unless it is complete, its future has an error soon. Any thread."""
+        with self._lock:
+            number = next((number for number, each in self._requests.items() if each is answer), None)
+        if number is not None:
+            self._inbox.put(cp.RequestWithdrawn(number))
+
     def stop(self) -> None:
         """End without a checkpoint. Any thread; does not wait."""
         self._stopping = True

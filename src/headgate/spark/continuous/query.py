@@ -5,6 +5,7 @@ Never: decide, or touch the machine: it starts runs (`QueryDriver`), waits for t
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import secrets
@@ -12,7 +13,6 @@ import tempfile
 import threading
 import time
 import uuid
-from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +54,8 @@ _log = logging.getLogger(__name__)
 
 _REGISTRATION_TIMEOUT_MS = 120_000
 """How long slots may take to come where there are cores enough: Spark may be busy with other work."""
+_GIVES_UP_S = 60.0
+"""How long the driver may take to give up a checkpoint: what is written of a savepoint is deleted."""
 
 
 def start_query(spark: SparkSession, definition: QueryDefinition) -> ContinuousQuery:
@@ -246,12 +248,12 @@ class ContinuousQuery:
         HeadgateError
             It did not complete, with the reason; or the query has ended.
         """
-        return _wait_for(self._live().request_checkpoint(CheckpointKind.CHECKPOINT), timeout)
+        return self._take(CheckpointKind.CHECKPOINT, timeout)
 
     def savepoint(self, location: str, timeout: float = 600.0) -> int:
         """Write a savepoint into a folder; the query continues. A savepoint needs nothing outside its folder."""
         check_savepoint_folder(str(location), "savepoint", live_queries.locations())
-        return _wait_for(self._live().request_checkpoint(CheckpointKind.SAVEPOINT, str(location)), timeout)
+        return self._take(CheckpointKind.SAVEPOINT, timeout, str(location))
 
     def stop(self, savepoint: str | None = None, *, drain: bool = False, timeout: float = 600.0) -> None:
         """End the query.
@@ -279,9 +281,15 @@ class ContinuousQuery:
         with self._changing:
             if not self.isActive:
                 return
-            driver = self._live()
-            kind = CheckpointKind.DRAIN if drain else CheckpointKind.SUSPEND
-            _wait_for(driver.request_checkpoint(kind, str(savepoint or "")), timeout)
+            try:
+                self._take(CheckpointKind.DRAIN if drain else CheckpointKind.SUSPEND, timeout, str(savepoint or ""))
+            except HeadgateError:
+                driver = self._driver
+                if savepoint is not None or driver is None or driver.status.checkpoint not in ("ending", "suspended"):
+                    raise
+                self._wait_for_end(timeout)  # its input has ended, and the last checkpoint has all of it
+                if self._error is not None:
+                    raise self._error from None
             self._wait_for_end(timeout)
 
     def rescale(self, parallelism: int, timeout: float = 600.0) -> None:
@@ -313,7 +321,7 @@ class ContinuousQuery:
         with self._lock:
             self._rescaling = True
         try:
-            _wait_for(driver.request_checkpoint(CheckpointKind.SUSPEND), timeout)
+            self._take(CheckpointKind.SUSPEND, timeout)
             if not driver.join(timeout):
                 late = HeadgateError(
                     f"The query's slots did not end within {timeout:.0f} seconds: it was not rescaled. "
@@ -403,7 +411,6 @@ class ContinuousQuery:
             with self._lock:
                 is_others = self._ended or self._stop_wanted or self._definition.parallelism != before
             if not is_others:
-                # Who gives up before the checkpoint fails leaves a query that ends when it completes.
                 self._rescale(parallelism, self._definition.options["execution.checkpointing.timeout"] / 1000 + 600)
             return not is_others
         finally:
@@ -600,6 +607,21 @@ class ContinuousQuery:
         if self._temporary is not None:
             self._temporary.cleanup()
 
+    def _take(self, kind: CheckpointKind, timeout: float, location: str = "") -> int:
+        """Take a checkpoint, and return its number; one that takes too long is given up, unless it is complete then."""
+        driver = self._live()
+        answer = driver.request_checkpoint(kind, location)
+        with contextlib.suppress(TimeoutError):
+            return answer.result(timeout)
+        driver.withdraw(answer)
+        try:
+            return answer.result(_GIVES_UP_S)
+        except (HeadgateError, TimeoutError) as error:
+            raise HeadgateError(
+                f"The checkpoint was not complete after {timeout:.0f} seconds. Nobody waits for it any longer, and the "
+                "query continues as before."
+            ) from error
+
     def _live(self) -> QueryDriver:
         """Return the driver of the run; between two runs, wait for the next."""
         with self._state_changed:
@@ -617,16 +639,6 @@ class ContinuousQuery:
                 f"The parallelism is {parallelism}; it must be from 1 to max-parallelism, which is {most}.",
                 option="parallelism", value=parallelism,
             )  # fmt: skip
-
-
-def _wait_for(answer: Future[int], timeout: float) -> int:
-    try:
-        return answer.result(timeout)
-    except TimeoutError:
-        raise HeadgateError(
-            f"The checkpoint is not complete after {timeout:.0f} seconds. It is still in progress: a query that is "
-            "stopping with it ends when it completes."
-        ) from None
 
 
 def _job_options(definition: QueryDefinition) -> JobOptions:
