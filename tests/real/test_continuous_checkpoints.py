@@ -10,6 +10,7 @@ import textwrap
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,13 @@ from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 
 import headgate
+from headgate.checkpoint.coordinator import CheckpointOptions
 from headgate.checkpoint.manifest import Manifest
+from headgate.checkpoint.named_files import named_files
 from headgate.checkpoint.storage import CheckpointStorage
 from headgate.errors import CorruptStateError, HeadgateError, OptionError, StoredStateError
 from headgate.protocol.messages import CheckpointKind
+from headgate.spark.continuous import query as query_module
 from headgate.spark.continuous.writer import ContinuousStreamWriter
 from tests.real.running_queries import (
     held_numbers,
@@ -209,6 +213,46 @@ def test_who_gives_up_waiting_leaves_the_query_as_it_was_and_draining_what_ends_
     may_commit.set()
     assert drained.result(90) is None and query.exception() is None and sum(batches) == LONG
     query.stop(drain=True)
+
+
+def test_files_that_somebody_deleted_are_written_again(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """First the state by key, then everything: the next start goes on from there."""
+    monkeypatch.setattr(query_module, "CheckpointOptions", partial(CheckpointOptions, look_interval_ms=0))
+    location, may_end = tmp_path / "checkpoints", tmp_path / "may-end"
+    storage = CheckpointStorage(str(location))
+
+    def start() -> headgate.ContinuousQuery:
+        counts = held_numbers(spark, may_end, rows=LONG).groupBy("value").count()
+        writer = headgate.continuous(counts, parallelism=2).writeStream.format("memory").outputMode("update")
+        writer = writer.option("checkpointLocation", str(location)).option("slots", "threads")
+        return writer.trigger(continuous="1 hour").start()
+
+    def is_whole() -> bool:
+        newest_first = storage.newest_first()
+        return bool(newest_first) and not storage.missing(storage.read_manifest(newest_first[0])[0])
+
+    def named() -> list[str]:
+        manifest, _ = storage.read_manifest(query.checkpoint())
+        return [file.path for file in named_files(manifest) if file.path.startswith("shared/")]
+
+    query = start()
+    wait_until(lambda: query.status["rowsIn"] and (shared := named()) and shared == named(), query)
+    for gone in (location / "shared", location):
+        before = query.checkpoint()
+        shutil.rmtree(gone, ignore_errors=True)  # a log is being written
+        assert not is_whole()
+        query.checkpoint()
+        wait_until(lambda: is_whole() and storage.newest_first()[0] > before + 1, query)  # noqa: B023
+    assert "are gone from the checkpoint location: shared/" in caplog.text
+    query.stop()
+    again = start()
+    assert again.id == query.id
+    may_end.touch()
+    assert again.awaitTermination(90)
+    numbers = again.table().to_pylist()
+    assert {row["count"] for row in numbers} == {1} and again.status["rowsIn"] < LONG
 
 
 def test_the_same_location_resumes(spark: SparkSession, place: Place) -> None:

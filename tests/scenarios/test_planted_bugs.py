@@ -219,7 +219,7 @@ IN_ENUMERATORS: list[tuple[type[SplitEnumerator[Any, Any]], int, str]] = [
     (ResolvesAgain, 88, r"rows of \S+ (before \d+ )?are missing|published twice"),
     (PromisesOnlyWhatIsNew, 10, "no end after"),
     (KeepsPendingBySubtask, 202, PLACE),
-    (PutsAllOnTheFirst, 0, r"the readers of \S+ have \[.*\] splits"),
+    (PutsAllOnTheFirst, 2, r"the readers of \S+ have \[.*\] splits"),
     (AssignsTwice, 7, "broke its contract in assign_splits|in 2 places|was given"),
     (WakesNobody, 142, f"no end after|{PLACE}"),
     (KeepsOneOfEachFamily, 184, PLACE),

@@ -105,7 +105,7 @@ class ForgetsWhenConnected(Unchecked):
 
 
 def test_flink_38544_records_lost_when_channels_are_rewired_is_found() -> None:
-    first_found(LOST, 0, {InputGate: ForgetsWhenConnected}, of=keyed)
+    first_found(LOST, 24, {InputGate: ForgetsWhenConnected}, of=keyed)
 
 
 def test_flink_31963_a_stateless_stage_beside_an_exchange_is_found() -> None:
@@ -156,7 +156,7 @@ class StoresOnlyWhatWasThere(Unchecked):
 
 
 def test_flink_20645_an_order_of_barriers_that_misses_buffers_is_found() -> None:
-    first_found(LOST, 0, {InputGate: StoresOnlyWhatWasThere}, of=keyed)
+    first_found(LOST, 2, {InputGate: StoresOnlyWhatWasThere}, of=keyed)
 
 
 class AlignsAllOrNone(InputGate):

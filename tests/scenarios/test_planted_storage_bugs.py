@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import pyarrow as pa
 
 from headgate.checkpoint import checkpoint_events as cp
 from headgate.checkpoint.coordinator import CheckpointCoordinator, StoredCheckpoints
+from headgate.checkpoint.state_uploader import StateUploader
 from headgate.checkpoint.storage import CheckpointStorage
 from headgate.errors import StoredStateError
 from headgate.protocol.state import FileState, StateHandle
 from headgate.simulation.running import simulate
-from headgate.simulation.scenario import Fault, FaultKind, Scenario, StorageFaults
+from headgate.simulation.scenario import Fault, FaultKind, Scenario, StorageFaults, UserFaults
 from tests.scenarios.planted import first_found
 
 
@@ -91,6 +92,20 @@ class IgnoresFullDisks(CheckpointStorage):
 
 def test_a_full_disk_that_nobody_hears_of_is_found() -> None:
     first_found("which is not there", 42, {CheckpointStorage: IgnoresFullDisks}, change=FULL)
+
+
+class NeverUploadsAgain(StateUploader):
+    """What is gone is not uploaded again."""
+
+    def forget(self, paths: Collection[str]) -> None:
+        pass
+
+
+def test_a_file_that_is_gone_and_is_not_written_again_is_found() -> None:
+    def only_lost_files(each: Scenario) -> Scenario:
+        return each.with_faults(tuple(fault for fault in each.faults if fault.kind is UserFaults.DELETE))
+
+    first_found("checkpoints name .* which is gone", 145, {StateUploader: NeverUploadsAgain}, change=only_lost_files)
 
 
 class LeavesSavepoints(CheckpointCoordinator):

@@ -121,6 +121,13 @@ class ManifestWriteFailed(msgspec.Struct, frozen=True):
     error: ErrorReport | None = None
 
 
+class FilesLooked(msgspec.Struct, frozen=True):
+    """It was looked which of the files of a complete checkpoint are there: ``missing`` are not, by their paths."""
+
+    checkpoint_id: int
+    missing: tuple[str, ...] = ()
+
+
 class Committed(msgspec.Struct, frozen=True):
     """Sinks published an epoch. ``left`` (by sink uid): what they will publish later; it stays in checkpoints."""
 
@@ -144,6 +151,7 @@ Event = (
     CheckpointingStarted | SubtasksRunning | SubtaskRecovered | SubtasksNotRunning | CheckpointRequested
     | RequestWithdrawn | InputAllEnded
     | SourceStateReady | SourceRefused | SubtaskAcknowledged | SubtaskDeclined | ManifestWritten | ManifestWriteFailed
+    | FilesLooked
     | Committed | CommitFailed | CheckpointTimePassed
 )  # fmt: skip
 
@@ -225,6 +233,31 @@ class DeleteCheckpoint(msgspec.Struct, frozen=True):
     checkpoint_id: int
 
 
+class LookForFiles(msgspec.Struct, frozen=True):
+    """Look whether the files that a complete checkpoint names are there. Answered by `FilesLooked`."""
+
+    manifest: Manifest
+
+
+class WriteAgain(msgspec.Struct, frozen=True):
+    """Let subtasks write files again that are gone, with the next checkpoint.
+
+    Parameters
+    ----------
+    checkpoint_id
+        The complete one that names them.
+    gone, back
+        The paths of those that are not there, and of those that were not and are again.
+    is_new
+        Whether some were there when it was last looked.
+    """
+
+    checkpoint_id: int
+    gone: tuple[str, ...]
+    back: tuple[str, ...] = ()
+    is_new: bool = True
+
+
 class Commit(msgspec.Struct, frozen=True):
     """Let the sinks publish. Answered by `Committed` or `CommitFailed`. ``final``: publish everything, keep nothing."""
 
@@ -272,5 +305,5 @@ class CheckpointFailureLimitReached(msgspec.Struct, frozen=True):
 
 Action = (
     SnapshotSources | SendBarriers | WriteManifest | NotifyCompleted | NotifyAborted | DeleteCheckpoint | Commit
-    | AnswerRequest | DeleteSavepoint | QuerySuspended | CheckpointFailureLimitReached
+    | LookForFiles | WriteAgain | AnswerRequest | DeleteSavepoint | QuerySuspended | CheckpointFailureLimitReached
 )  # fmt: skip

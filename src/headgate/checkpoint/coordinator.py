@@ -14,6 +14,9 @@ Never: start one before every subtask is running, two at a time, or write a mani
   is over, time-outs count.
 - A savepoint is a checkpoint that is also written to the user's folder, first: restarting from either commits the same.
   Of one that is given up nothing stays in that folder: who asked for it is answered when that is so, and may try again.
+- From time to time it is looked whether all files are there that a complete checkpoint names: most of them older ones
+  wrote, and a folder may have been cleared. Of what is gone slots still have the state: they write it again with the
+  next checkpoint, which is due at once.
 - Commits run beside checkpoints, one at a time in the order of the epochs. An epoch that is not known to be committed
   is in the manifests that follow as it was ordered, so that a restore orders exactly the same again.
 
@@ -68,6 +71,8 @@ class CheckpointOptions(msgspec.Struct, frozen=True, kw_only=True):
         How many may fail in a row. Savepoints, what a failover aborts and time-outs during recovery do not count.
     first_after_restore_ms
         The longest time from RUNNING, or from a failure, to the next checkpoint, in milliseconds.
+    look_interval_ms
+        The shortest time between two looks whether files of checkpoints are there, in milliseconds.
     """
 
     interval_ms: int | None
@@ -75,6 +80,7 @@ class CheckpointOptions(msgspec.Struct, frozen=True, kw_only=True):
     num_retained: int = 1
     tolerable_failed: int = 0
     first_after_restore_ms: int = 500
+    look_interval_ms: int = 60_000
 
 
 class StoredCheckpoints(msgspec.Struct, frozen=True):
@@ -188,8 +194,8 @@ class CheckpointCoordinator(Machine):
         Row("completing",               cp.ManifestWritten,      SAME, [cp.WriteManifest], "then our own",
             when="savepoint"),
         Row("completing",               cp.ManifestWritten,      "idle",
-            [cp.NotifyCompleted, Maybe(cp.Commit), Maybe(cp.AnswerRequest), Maybe(cp.DeleteCheckpoint)],
-            "it is complete"),
+            [cp.NotifyCompleted, Maybe(cp.Commit), Maybe(cp.AnswerRequest), Maybe(cp.DeleteCheckpoint),
+            Maybe(cp.LookForFiles)], "it is complete"),
         Row("completing",               cp.ManifestWritten,      "ending",
             [cp.NotifyCompleted, Maybe(cp.Commit), Maybe(cp.AnswerRequest), Maybe(cp.DeleteCheckpoint)],
             "nothing more begins", when="last"),
@@ -197,6 +203,9 @@ class CheckpointCoordinator(Machine):
             "its manifest may exist all the same"),
         Row("completing",               cp.ManifestWriteFailed,  "stopped",
             [cp.NotifyAborted, Maybe(cp.AnswerRequest), cp.CheckpointFailureLimitReached], "one too many"),
+        Row("stopped, recommitting, idle, snapshotting, pending, completing", cp.FilesLooked, SAME,
+            [Maybe(cp.WriteAgain)], "if some are gone, or back"),
+        Row("ending, suspended",        cp.FilesLooked,          SAME, IGNORED, "who starts from it finds out"),
         Row("stopped, idle, snapshotting, pending, completing", cp.Committed, SAME, [Maybe(cp.Commit)],
             "the next epoch"),
         Row("recommitting, ending",     cp.Committed,            SAME, [cp.Commit], "the next epoch"),
@@ -244,6 +253,8 @@ class CheckpointCoordinator(Machine):
         self._input_ended = False
         self._due_ms: int | None = None
         self._late_ms: int | None = None  # when what was put off is given up
+        self._look_ms: int | None = None  # not before; None: nothing was completed yet
+        self._gone: frozenset[str] = frozenset()  # files of the last complete checkpoint, when it was looked
         self._failed_in_row = 0  # since the last completion
         self._failed_since_start = 0  # of them those since the last failover: they count against the limit
         restored_epochs = () if restored is None else (
@@ -532,7 +543,25 @@ class CheckpointCoordinator(Machine):
         superfluous = len(self._retained) - self._options.num_retained
         doomed = [*self._abandoned, *self._retained[: max(0, superfluous)]]
         self._retained, self._abandoned = self._retained[max(0, superfluous) :], []
-        return [*actions, *self._commit_next(), *(cp.DeleteCheckpoint(each) for each in doomed)]
+        actions += [*self._commit_next(), *(cp.DeleteCheckpoint(each) for each in doomed)]
+        return actions if pending.last else [*actions, *self._look(manifest, now_ms)]
+
+    def _look(self, manifest: Manifest, now_ms: int) -> list[cp.Action]:
+        """Order a look at the files of a complete checkpoint, if it is time, or some were written again for it."""
+        is_time = self._look_ms is not None and now_ms >= self._look_ms
+        if self._look_ms is None or is_time or self._gone:
+            self._look_ms = now_ms + self._options.look_interval_ms
+        return [cp.LookForFiles(manifest)] if is_time or self._gone else []
+
+    def _on_files_looked(self, event: cp.FilesLooked, now_ms: int) -> list[cp.Action]:
+        gone, before = frozenset(event.missing), self._gone
+        self._gone = gone
+        if not gone and not before:
+            return []
+        is_new = bool(gone - before)
+        if is_new:
+            self._due_ms = now_ms
+        return [cp.WriteAgain(event.checkpoint_id, tuple(sorted(gone)), tuple(sorted(before - gone)), is_new)]
 
     def _under_way(self) -> _Pending:
         assert self._pending is not None

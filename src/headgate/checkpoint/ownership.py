@@ -48,10 +48,13 @@ class Ownership:
         The files of the location.
     run
         The number of the run.
+    record
+        What is in its file.
     """
 
-    def __init__(self, store: FileStore, run: int) -> None:
+    def __init__(self, store: FileStore, run: int, record: bytes) -> None:
         self._store = store
+        self._record = record
         self.run = run
 
     @classmethod
@@ -70,11 +73,16 @@ class Ownership:
                 os.getpid(),
                 datetime.datetime.now(datetime.UTC).isoformat(),
             )
-            if store.write_if_absent(f"{_RUNS}/{run}", _SERIALIZER.serialize(record)):
+            data = _SERIALIZER.serialize(record)
+            if store.write_if_absent(f"{_RUNS}/{run}", data):
                 for old in runs:
                     if old <= run - _KEPT_RUNS:
                         store.delete(f"{_RUNS}/{old}")
-                return cls(store, run)
+                return cls(store, run, data)
+
+    def keep(self) -> None:
+        """Write the file of this run again if somebody has deleted it: the next run must have a higher number."""
+        self._store.write_if_absent(f"{_RUNS}/{self.run}", self._record)
 
     def check(self) -> None:
         """Do nothing if this run still owns the location. Call it before and after what may happen only then.

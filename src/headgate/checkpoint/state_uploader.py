@@ -13,7 +13,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
@@ -22,7 +22,7 @@ import pyarrow as pa
 from headgate.checkpoint.storage import belongs_here
 from headgate.errors import HeadgateError
 from headgate.futures import done_with, gathered, mapped
-from headgate.protocol.state import ChunkState, KeyedState, StateHandle
+from headgate.protocol.state import ChunkState, FileState, KeyedState, StateHandle
 
 T = TypeVar("T")
 _INLINE_CHUNK_BYTES = 2 * 1024
@@ -164,6 +164,20 @@ class StateUploader:
             self._chunks[uid] = named
             futures = [named[chunk.chunk_id] for chunk in chunks]
         return mapped(gathered(futures), lambda stored: KeyedState(chunks=tuple(stored)))
+
+    def forget(self, paths: Collection[str]) -> None:
+        """Take note that files of keyed state are gone: they are uploaded again when a checkpoint names them."""
+        gone = frozenset(paths)
+
+        def is_gone(stored: Future[ChunkState]) -> bool:
+            if not stored.done() or stored.exception() is not None:
+                return False
+            handle = stored.result().handle
+            return isinstance(handle, FileState) and handle.path in gone
+
+        with self._lock:
+            for uid, known in self._chunks.items():
+                self._chunks[uid] = {name: stored for name, stored in known.items() if not is_gone(stored)}
 
     def store_rows(
         self, checkpoint_id: int, name: str, chunks: Callable[[], Iterator[bytes]], inline_bytes: int

@@ -350,6 +350,13 @@ class CheckpointStorage:
             else:
                 sound.update(file.parts)
 
+    def missing(self, manifest: Manifest) -> tuple[str, ...]:
+        """Return the paths of the files that a checkpoint names and that are not there: one listing of each folder."""
+        wanted = {file.path for file in named_files(manifest)} | {_manifest_name(manifest.checkpoint_id)}
+        folders = {posixpath.dirname(path) for path in wanted}
+        there = {posixpath.join(folder, name) for folder in folders for name in self.store.names(folder)}
+        return tuple(sorted(wanted - there))
+
     def holds_savepoint(self) -> bool:
         """Return whether there is a savepoint in this folder."""
         return self.store.sizes([_MANIFEST]) != [None]

@@ -479,6 +479,12 @@ class CheckpointCompleted(_SubtaskMessage, frozen=True, kw_only=True):
     finished_known: dict[str, int] = {}
 
 
+class StateLost(_SubtaskMessage, frozen=True, kw_only=True):
+    """These files, by their paths at the checkpoint location, are gone: the next snapshot writes the state in them."""
+
+    paths: tuple[str, ...]
+
+
 class CheckpointAborted(_SubtaskMessage, frozen=True, kw_only=True):
     """A checkpoint will not complete. Nothing that was staged for it is lost: the next one carries it."""
 
@@ -535,8 +541,8 @@ FromSlot = (
 )  # fmt: skip
 ToSlot = (
     SlotAccepted | SlotFenced | Deploy | SlotsLocated | CancelSubtask | AssignSplits | NoMoreSplits | EventToReader
-    | TriggerCheckpoint | CheckpointCompleted | CheckpointAborted | AlignmentAnnounced | UnassignedWork | ReportSource
-    | ShutDownSlot | CoordinatorHeartbeat
+    | TriggerCheckpoint | CheckpointCompleted | StateLost | CheckpointAborted | AlignmentAnnounced | UnassignedWork
+    | ReportSource | ShutDownSlot | CoordinatorHeartbeat
 )  # fmt: skip
 Message = FromSlot | ToSlot
 

@@ -186,6 +186,10 @@ class Subtask:
                 if execution is not None:
                     execution.connect(message)
                 return
+            case msg.StateLost(paths=paths):
+                if self._services.uploader is not None:
+                    self._services.uploader.forget(paths)
+                return
             case msg.Deploy():
                 self._deployed = message
             case msg.TriggerCheckpoint():

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from headgate.checkpoint import checkpoint_events as cp
 from headgate.checkpoint.manifest import Manifest
+from headgate.checkpoint.named_files import named_files
 from headgate.checkpoint.ownership import Ownership
 from headgate.checkpoint.restore import restore
 from headgate.checkpoint.storage import CheckpointStorage
@@ -253,6 +254,7 @@ class Cluster:
     def manifest_written(self, manifest: Manifest) -> None:
         """Check a checkpoint that is complete."""
         self.invariants.on_manifest(manifest)
+        self.storage.files.check_not_gone_for_long(file.path for file in named_files(manifest))
         if self.pending.at_checkpoints and (any(manifest.in_flight) or not self.scenario.unaligned):
             fault = self.pending.at_checkpoints.pop(0)
             self.clock.after(fault.pick % 60, self.world, self._fault, fault)

@@ -171,6 +171,8 @@ class DriverProcess(Process):
                 self._storage.do(self._write, action)
             case cp.DeleteCheckpoint(checkpoint_id=checkpoint_id):
                 self._storage.do(self._delete, checkpoint_id)
+            case cp.LookForFiles(manifest=manifest):
+                self._storage.do(self._look_for_files, manifest)
             case cp.DeleteSavepoint():
                 self._storage.do(self._delete_savepoint, action)
             case cp.Commit():
@@ -267,6 +269,9 @@ class DriverProcess(Process):
     def _delete(self, checkpoint_id: int) -> None:
         self.cluster.storage.manifests.pop(checkpoint_id, None)
         self._checkpoints.delete(checkpoint_id)
+
+    def _look_for_files(self, manifest: Manifest) -> None:
+        self.notify(cp.FilesLooked(manifest.checkpoint_id, self._checkpoints.missing(manifest)))
 
     def _delete_savepoint(self, action: cp.DeleteSavepoint) -> None:
         self.cluster.storage.delete_savepoint(action.location)

@@ -16,7 +16,15 @@ from headgate.protocol.messages import CheckpointKind
 from headgate.simulation.cluster import Cluster
 from headgate.simulation.data_network import LINK_PATIENCE_MS
 from headgate.simulation.driver_process import DriverProcess
-from headgate.simulation.scenario import ConnectionFaults, Fault, FaultKind, MoreFaults, StorageFaults, UserFaults
+from headgate.simulation.scenario import (
+    ConnectionFaults,
+    Fault,
+    FaultKind,
+    MoreFaults,
+    StorageFaults,
+    UserFaults,
+)
+from headgate.simulation.scripted_functions import LASTING
 
 T = TypeVar("T")
 
@@ -144,7 +152,10 @@ def _drawn_apart(cluster: Cluster, driver: DriverProcess, fault: Fault) -> bool:
             return _on_storage(cluster, fault, fault.kind)
         case ConnectionFaults():
             return _on_connection(cluster, fault)
-        case UserFaults():
+        case UserFaults.DELETE:
+            cluster.clock.after(2000, cluster.world, cluster.storage.files.repair)
+            return cluster.storage.files.lose(fault.pick, LASTING)
+        case UserFaults.GIVE_UP:
             return _give_up(cluster, driver, fault)
     raise AssertionError(fault.kind)
 

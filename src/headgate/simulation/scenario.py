@@ -6,6 +6,7 @@ Never: look at what happens: a scenario with a fault less is the same otherwise,
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from enum import Enum
 from typing import Literal
 
@@ -96,6 +97,10 @@ class UserFaults(Enum):
     """What else a user can do; drawn apart, as `MoreFaults` is."""
 
     GIVE_UP = "ask for a savepoint, or to suspend or drain, and wait for it only for a moment"
+    DELETE = "delete a file of keyed state, and put it back much later"
+
+
+Kinds = FaultKind | MoreFaults | StorageFaults | ConnectionFaults | UserFaults
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -114,7 +119,7 @@ class Fault(msgspec.Struct, frozen=True):
     """
 
     at_ms: int
-    kind: FaultKind | MoreFaults | StorageFaults | ConnectionFaults | UserFaults
+    kind: Kinds
     pick: int
     parallelism: int
 
@@ -249,7 +254,8 @@ class Scenario(msgspec.Struct, frozen=True):
             ._with_more_faults()
             ._with_storage_faults()
             ._with_late_connections()
-            ._with_impatience()
+            ._with_more("impatience", 0.1, (UserFaults.GIVE_UP,), (1, 3, 6))
+            ._with_more("lost files", 0.1, (UserFaults.DELETE,), (1, 3, 6))
             ._with_time_for_barriers()
             ._with_slow_reading()
             ._with_pace()
@@ -484,35 +490,31 @@ class Scenario(msgspec.Struct, frozen=True):
 
     def _with_storage_faults(self) -> Scenario:
         """Return the same with faults of the checkpoint location, if the seed wants them, and runs that read it."""
-        draw = random.Random(f"storage faults {self.seed}")
-        if not self.faults or draw.random() < 0.85:
-            return self
         kinds = (*StorageFaults, FaultKind.CRASH_DRIVER, FaultKind.FAIL_SUBTASK)
-        more = (
-            Fault(draw.randrange(50, PHASE_MS), draw.choice(kinds), draw.randrange(1000), draw.randint(1, 4))
-            for _ in range(draw.choice((2, 3, 4)))
-        )
-        return self.with_faults(tuple(sorted((*self.faults, *more), key=lambda fault: fault.at_ms)))
-
-    def _with_impatience(self) -> Scenario:
-        """Return the same with a user who does not wait, if the seed wants it."""
-        draw = random.Random(f"impatience {self.seed}")
-        if not self.faults or draw.random() < 0.9:
-            return self
-        more = (
-            Fault(draw.randrange(50, PHASE_MS), UserFaults.GIVE_UP, draw.randrange(1000), draw.randint(1, 4))
-            for _ in range(draw.choice((1, 3, 6)))
-        )
-        return self.with_faults(tuple(sorted((*self.faults, *more), key=lambda fault: fault.at_ms)))
+        return self._with_more("storage faults", 0.15, kinds, (2, 3, 4))
 
     def _with_late_connections(self) -> Scenario:
         """Return the same with connections that overtake one another, if the seed wants them."""
-        draw = random.Random(f"late connections {self.seed}")
-        if not self.faults or draw.random() < 0.8:
+        return self._with_more("late connections", 0.2, (ConnectionFaults.LATE,), (1, 3, 10), earliest_ms=5)
+
+    @property
+    def loses_files(self) -> bool:
+        """Whether somebody deletes files of keyed state."""
+        return any(each.kind is UserFaults.DELETE for each in self.faults)
+
+    def _with_more(
+        self, name: str, share: float, kinds: Sequence[Kinds], counts: Sequence[int], earliest_ms: int = 50
+    ) -> Scenario:
+        """Return the same with more faults, if it is of the share of seeds that have them."""
+        draw = random.Random(f"{name} {self.seed}")
+        if not self.faults or draw.random() < 1 - share:
             return self
+        of_kinds = draw if len(kinds) > 1 else random.Random(0)
         more = (
-            Fault(draw.randrange(5, PHASE_MS), ConnectionFaults.LATE, draw.randrange(1000), draw.randint(1, 4))
-            for _ in range(draw.choice((1, 3, 10)))
+            Fault(
+                draw.randrange(earliest_ms, PHASE_MS), of_kinds.choice(kinds), draw.randrange(1000), draw.randint(1, 4)
+            )
+            for _ in range(draw.choice(counts))
         )
         return self.with_faults(tuple(sorted((*self.faults, *more), key=lambda fault: fault.at_ms)))
 
@@ -633,6 +635,7 @@ class Scenario(msgspec.Struct, frozen=True):
                 num_retained=1 + self.seed % 2,
                 tolerable_failed=self.seed % 3,
                 first_after_restore_ms=self.first_checkpoint_ms,
+                look_interval_ms=1 if self.loses_files else 60_000,
             ),
             scheduler=SchedulerOptions(
                 failover_strategy=self.failover_strategy,

@@ -153,8 +153,15 @@ _HELD = msgspec.msgpack.Decoder(tuple[list[_HeldRow], dict[int, int]])
 T = TypeVar("T", _Seen, _HeldRow)
 
 
+_LASTS = 1 << 20
+LASTING = msgspec.msgpack.encode(((), dict.fromkeys(range(_LASTS, _LASTS + 1000), 0)))
+"""A chunk that nothing is in: of no row, and of key groups that there are not."""
+
+
 class Keyed(Observed, KeyedOperator, Generic[T]):
     """A function with state by key group, all of it in one chunk: checks that rows are its own, and none late.
+
+    If files are lost there is one more, which each checkpoint names, as it never changes.
 
     Parameters
     ----------
@@ -170,6 +177,7 @@ class Keyed(Observed, KeyedOperator, Generic[T]):
         super().open(context, items)
         self._names = context.chunk_names()
         self._reached_ms: dict[int, int] = {}  # by key group: its watermark when it was restored
+        self._lasting = ""  # the name of the chunk that does not change
 
     def group_of(self, item: T) -> int:
         """Return the key group of an item of the state."""
@@ -192,6 +200,8 @@ class Keyed(Observed, KeyedOperator, Generic[T]):
                 if self.group_of(item) in own:
                     self.take(item)
             self._reached_ms.update((group, at_ms) for group, at_ms in reached_ms.items() if group in own)
+            if chunk.whole and _LASTS in reached_ms:
+                self._lasting = chunk.chunk_id
 
     def snapshot_keyed(self, checkpoint_id: int) -> Sequence[KeyedChunk]:
         """Return all of it as one chunk."""
@@ -199,7 +209,11 @@ class Keyed(Observed, KeyedOperator, Generic[T]):
         name = next(self._names)
         reached_ms = {group: at_ms for group in range(groups.first, groups.last + 1) if (at_ms := self._reached(group))}
         data = msgspec.msgpack.encode((self.held(), reached_ms))
-        return [KeyedChunk(name, groups.first, groups.last, lambda: data)]
+        chunks = [KeyedChunk(name, groups.first, groups.last, lambda: data)]
+        if self._around.loses_files:
+            self._lasting = self._lasting or next(self._names)
+            chunks.append(KeyedChunk(self._lasting, groups.first, groups.last, lambda: LASTING))
+        return chunks
 
     def _reached(self, group: int) -> int | None:
         """Return which watermark a key group has had, here or where it was before."""

@@ -103,6 +103,10 @@ class Surroundings(Protocol):
     def is_in_time(self) -> bool:
         """Whether none may, in whatever run."""
 
+    @property
+    def loses_files(self) -> bool:
+        """Whether somebody deletes files of keyed state."""
+
     def snapshot_taken(self, checkpoint_id: int) -> None:
         """Take note that a snapshot is being taken."""
 

@@ -18,6 +18,9 @@ from headgate.checkpoint.file_store import FileStore
 from headgate.errors import CorruptStateError, StoredStateError
 from headgate.protocol.state import FileState, InlineState, StateHandle
 
+_MOST_WITHOUT = 3
+"""So many checkpoints may name a file that is gone: until it is looked, and until one after that is complete."""
+
 
 class StoredFiles(FileStore):
     """All files there are.
@@ -39,6 +42,8 @@ class StoredFiles(FileStore):
         self.stale_ms = 0
         """How long listings show what was deleted."""
         self._ever_damaged: set[str] = set()
+        self.gone: dict[str, int] = {}
+        """How many checkpoints named a file that was lost, since then."""
         self.refused = 0
         """How often state was refused because it is damaged."""
 
@@ -56,6 +61,27 @@ class StoredFiles(FileStore):
         self._files[name] = data[:at] + bytes([data[at] ^ 0x20]) + data[at + 1 :]
         self._ever_damaged.add(name)
         return True
+
+    def lose(self, pick: int, data: bytes) -> bool:
+        """Delete a file of such content; return whether there was one."""
+        names = [name for name, content in self._files.items() if content == data]
+        if not names:
+            return False
+        name = names[pick % len(names)]
+        self._originals.setdefault(name, self._files.pop(name))
+        self._ever_damaged.add(name)
+        self.gone[name] = 0
+        return True
+
+    def check_not_gone_for_long(self, names: Iterable[str]) -> None:
+        """Note a checkpoint that names files; assert that none of them is gone since many checkpoints."""
+        for name in names:
+            path = self.path(name)
+            if path in self._files or path not in self.gone:
+                self.gone.pop(path, None)
+                continue
+            self.gone[path] += 1
+            assert self.gone[path] <= _MOST_WITHOUT, f"stored: {self.gone[path]} checkpoints name {path}, which is gone"
 
     def repair(self) -> None:
         """Put back what was damaged."""
@@ -82,14 +108,16 @@ class StoredFiles(FileStore):
     def is_state_damaged(self, handle: FileState) -> bool:
         """Return whether state in a file, or in a part of one, is not what was written."""
         path = self.path(handle.path)
-        return path in self._originals and _of(handle, self._originals[path]) != _of(handle, self._files[path])
+        if path not in self._originals:
+            return False
+        return path not in self._files or _of(handle, self._originals[path]) != _of(handle, self._files[path])
 
     def written(self, handle: StateHandle) -> bytes:
         """Return state as it was written, damaged since or not."""
         if isinstance(handle, InlineState):
             return handle.data
         path = self.path(handle.path)
-        assert path in self._files, f"stored: a manifest names {path}, which is not there"
+        assert path in self._files or path in self._originals, f"stored: a manifest names {path}, which is not there"
         return _of(handle, self._originals.get(path) or self._files[path])
 
     # Files.
@@ -137,9 +165,9 @@ class StoredFiles(FileStore):
         return True
 
     def _delete(self, path: str) -> None:
+        self._originals.pop(path, None)
         if self._files.pop(path, None) is not None:
             self._deleted.append((path, self._now_ms()))
-            self._originals.pop(path, None)
 
 
 def _of(handle: FileState, data: bytes) -> bytes:

@@ -318,6 +318,11 @@ class SubtaskProcess:
         """See `Surroundings`."""
         return self._cluster.scenario.in_time
 
+    @property
+    def loses_files(self) -> bool:
+        """See `Surroundings`."""
+        return self._cluster.scenario.loses_files
+
     def snapshot_taken(self, checkpoint_id: int) -> None:
         """See `Surroundings`."""
         self._cluster.snapshot_taken(self, checkpoint_id)

@@ -119,6 +119,11 @@ SUSPEND = cp.CheckpointRequested(2, CheckpointKind.SUSPEND)
 def events(made: CheckpointCoordinator) -> Iterator[cp.Event | Later]:
     """Yield what may happen next; in a second checkpoint little but what goes well."""
     newest, pending = made._last_id, made._pending
+    if made._gone:
+        return  # all else goes on as without
+    yield cp.FilesLooked(newest)
+    if made.latest is RESTORED and not (made._abandoned or made._requests or made._input_ended):
+        yield cp.FilesLooked(newest, ("shared/a",))
     yield from (RUNNING, cp.CheckpointTimePassed(), cp.SubtaskRecovered(FIRST, 1))
     if made._commits.epochs:
         yield cp.Committed(made._commits.epochs[0].epoch, {})
@@ -152,7 +157,7 @@ def events(made: CheckpointCoordinator) -> Iterator[cp.Event | Later]:
 
 
 def test_the_table_is_what_the_machine_does() -> None:
-    options = CheckpointOptions(interval_ms=1000, timeout_ms=5000, tolerable_failed=1)
+    options = CheckpointOptions(interval_ms=1000, timeout_ms=5000, tolerable_failed=1, look_interval_ms=0)
 
     def make() -> CheckpointCoordinator:
         return CheckpointCoordinator(options, plan(("rides", "taxis")), RESTORED)
@@ -162,7 +167,7 @@ def test_the_table_is_what_the_machine_does() -> None:
         events,
         depth=24,
         limit=4000,
-        ignore=("_due_ms",),
+        ignore=("_due_ms", "_look_ms"),
     )
 
 
@@ -482,6 +487,39 @@ def test_no_checkpoint_begins_before_what_was_restored_is_published() -> None:
     assert run.notify(RUNNING) == [cp.Commit(5, {"sink": (b"5",)}, False)]
     run.notify(cp.Committed(5, {}))
     assert run.machine.next_time_ms() is not None
+
+
+# Files that are gone.
+
+
+def test_files_are_looked_for_from_time_to_time_and_what_is_gone_is_written_again() -> None:
+    run = running(CheckpointOptions(interval_ms=1000, look_interval_ms=2500))
+    looked = []
+    for number in range(1, 6):
+        orders = of(cp.LookForFiles, run.complete())
+        looked += [each.manifest.checkpoint_id for each in orders]
+        run.notify(cp.Committed(number, {}))
+    assert looked == [4], "not at first: all was read or written just now"
+    assert run.notify(cp.FilesLooked(4)) == []
+    due_ms = run.machine.next_time_ms()
+    assert due_ms is not None and due_ms > run.now_ms
+    assert run.notify(cp.FilesLooked(4, ("shared/b", "shared/a"))) == [
+        cp.WriteAgain(4, ("shared/a", "shared/b"), (), is_new=True)
+    ]
+    assert run.machine.next_time_ms() == run.now_ms, "the next checkpoint is due at once"
+    assert of(cp.LookForFiles, run.complete()), "whether all is there again"
+    assert run.notify(cp.FilesLooked(6, ("shared/b",))) == [
+        cp.WriteAgain(6, ("shared/b",), ("shared/a",), is_new=False)
+    ]
+    due_ms = run.machine.next_time_ms()
+    assert due_ms is not None and due_ms > run.now_ms, "what nobody can write again is no reason for haste"
+    run.notify(cp.Committed(6, {}))
+    assert of(cp.LookForFiles, run.complete())
+    assert run.notify(cp.FilesLooked(7)) == [cp.WriteAgain(7, (), ("shared/b",), is_new=False)]
+    run.notify(cp.Committed(7, {}))
+    assert not of(cp.LookForFiles, run.complete())
+    run.notify(cp.Committed(8, {}), SUSPEND)
+    assert not of(cp.LookForFiles, run.complete()), "who starts from the last one finds out"
 
 
 # The end.

@@ -165,3 +165,15 @@ def test_nobody_waits_for_ever_for_an_uploader_that_is_closed(uploader: StateUpl
         uploader.store_keyed("w", [FakeChunk("late", never)]).result(WAIT_S)
     go_on.set()
     assert under_way.result(WAIT_S) == InlineState(b"s")
+
+
+def test_what_is_gone_is_uploaded_again_and_nothing_else(storage: CheckpointStorage, uploader: StateUploader) -> None:
+    chunks = [FakeChunk(name, lambda name=name: name.encode() * 2000) for name in ("w/1", "w/2")]  # type: ignore[misc]
+    first = uploader.store_keyed("window", chunks).result(WAIT_S)
+    paths = [each.handle.path for each in first.chunks if isinstance(each.handle, FileState)]
+    storage.store.delete(paths[0])
+    uploader.forget([paths[0], "shared/window/of-another-slot"])
+    again = uploader.store_keyed("window", [chunks[0], FakeChunk("w/2", never)]).result(WAIT_S)
+    assert again == first and [storage.read_state(each.handle) for each in again.chunks] == [
+        b"w/1" * 2000, b"w/2" * 2000,
+    ]  # fmt: skip

@@ -623,3 +623,35 @@ def test_rows_in_flight_of_a_savepoint_are_copied_when_a_query_starts_from_it(lo
     other.write_manifest(msgspec.structs.replace(adopted, checkpoint_id=2))
     assert rows_of(other, other.load(2)) == [bytes([0]) * 100, bytes([1]) * 100]
     assert other.adopt_rows(adopted) == adopted
+
+
+def test_what_is_missing_of_a_checkpoint_is_found_by_a_listing(
+    storage: CheckpointStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunks = [storage.write_shared("window", f"w/{number}", BIG, 0) for number in range(5)]
+    taken = manifest(7, 1, BIG, storage.write_state(7, "sink", BIG), InlineState(b"i"), *chunks)
+    assert storage.missing(taken) == ("chk-7/_metadata",)
+    storage.write_manifest(taken)
+    lists = []
+    names = FileStore.names
+    monkeypatch.setattr(
+        FileStore, "names", lambda store, folder="", **more: lists.append(folder) or names(store, folder, **more)
+    )
+    assert storage.missing(taken) == () and sorted(lists) == ["chk-7", "shared/window"]
+    for handle in (chunks[1], chunks[4]):
+        assert isinstance(handle, FileState)
+        storage.store.delete(handle.path)
+    assert storage.missing(taken) == ("shared/window/w%2F1", "shared/window/w%2F4")
+    storage.store.delete_folder("")
+    assert len(storage.missing(taken)) == 7
+
+
+def test_who_owns_a_location_that_was_cleared_is_fenced_by_the_next_run_all_the_same(location: Path) -> None:
+    storage = CheckpointStorage(str(location))
+    owner = [Ownership.claim(storage.store) for _ in range(3)][-1]
+    shutil.rmtree(location)
+    owner.keep()
+    owner.keep()
+    assert Ownership.claim(storage.store).run == 4
+    with pytest.raises(StoredStateError, match="taken over"):
+        owner.check()

@@ -52,8 +52,8 @@ class TimePassed(msgspec.Struct, frozen=True):
 
 Event = (
     sch.QueryStarted | SlotMessageReceived | ConnectionClosed | FromSource | sch.JobEnded | cp.CheckpointRequested
-    | cp.RequestWithdrawn | cp.ManifestWritten | cp.ManifestWriteFailed | cp.Committed | cp.CommitFailed
-    | OthersMoved | StopRequested | TimePassed
+    | cp.RequestWithdrawn | cp.ManifestWritten | cp.ManifestWriteFailed | cp.FilesLooked | cp.Committed
+    | cp.CommitFailed | OthersMoved | StopRequested | TimePassed
 )  # fmt: skip
 
 # What is to be done outside.
@@ -154,5 +154,5 @@ class Log(msgspec.Struct, frozen=True):
 Action = (
     Transmit | CloseConnection | ForSource | ShareMinimum | ShowProgress | ShowCheckpoint | ShowSource | ShowRestart
     | ShowFailedCheckpoint | Log | sch.SubmitJob | sch.CancelJob | sch.FailQuery | sch.QueryOver | cp.WriteManifest
-    | cp.DeleteCheckpoint | cp.Commit | cp.AnswerRequest | cp.DeleteSavepoint
+    | cp.DeleteCheckpoint | cp.LookForFiles | cp.Commit | cp.AnswerRequest | cp.DeleteSavepoint
 )  # fmt: skip

@@ -5,8 +5,9 @@ Never: decide what is worth a line.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
+from headgate.checkpoint import checkpoint_events as cp
 from headgate.coordinator.alignment import alignment_group as al
 from headgate.coordinator.job import scheduler_events as sch
 
@@ -50,11 +51,26 @@ def trouble(action: sch.ReportFailure | sch.ReportMissingSlots) -> str:
             return f"Of {wanted} slots these have not come for long: {_some(missing)}. The query waits for them."
 
 
+def lost_files(action: cp.WriteAgain) -> Iterator[tuple[str, str]]:
+    """Yield that files of a checkpoint are gone, or are there again, with the level of each sentence."""
+    if action.is_new:
+        yield (
+            "warning",
+            (
+                f"Files that checkpoint {action.checkpoint_id} names are gone from the checkpoint location: "
+                f"{_some(action.gone)}. Slots that have this state write it again with the next checkpoint; until it "
+                "is complete the query cannot be restored. Let nothing but the query delete files there."
+            ),
+        )
+    if action.back:
+        yield "info", f"Files that were gone from the checkpoint location are there again: {_some(action.back)}."
+
+
 def sentence(text: str) -> str:
     """Return a text with a full stop."""
     return text if text.endswith(".") else f"{text}."
 
 
-def _some(numbers: Iterable[int]) -> str:
-    shown = [str(number) for number in numbers]
+def _some(things: Iterable[int | str]) -> str:
+    shown = [str(each) for each in things]
     return ", ".join(shown[:20]) + (f" and {len(shown) - 20} more" if len(shown) > 20 else "")

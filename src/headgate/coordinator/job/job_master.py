@@ -29,7 +29,7 @@ from headgate.checkpoint.manifest import Manifest
 from headgate.coordinator.alignment import alignment_group as al
 from headgate.coordinator.job import job_events as job
 from headgate.coordinator.job import scheduler_events as sch
-from headgate.coordinator.job.job_log import absent_from, held_by, sentence, trouble
+from headgate.coordinator.job.job_log import absent_from, held_by, lost_files, sentence, trouble
 from headgate.coordinator.job.job_plan import JobOptions, JobPlan
 from headgate.coordinator.job.job_status import JobStatus, SlotInfo, SourceInfo
 from headgate.coordinator.job.regions import Region, Regions
@@ -588,6 +588,13 @@ class JobMaster:
     def _delete_savepoint(self, action: cp.DeleteSavepoint) -> None:
         self._requests.difference_update(each.request_id for each in action.answers)
         self._out.append(action)
+
+    def _write_again(self, action: cp.WriteAgain) -> None:
+        for level, text in lost_files(action):
+            self._log(level, text)
+        for status in self._scheduler.deployed() if action.gone else ():
+            lost = msg.StateLost(stage=status.subtask.stage, execution=status.execution, paths=action.gone)
+            self._send(status.subtask.subtask, lost)
 
     def _snapshot_sources(self, action: cp.SnapshotSources) -> None:
         self._notify_sources(dict.fromkeys(self._sources, src.CheckpointStarted(action.checkpoint_id)))

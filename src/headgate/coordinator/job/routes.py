@@ -80,6 +80,7 @@ ROUTES = (
     Route("outside", cp.RequestWithdrawn, ("checkpoints",), "_notify_checkpoints", state="open, releasing"),
     Route("outside", cp.ManifestWritten, ("checkpoints",), "_notify_checkpoints", state="open, releasing"),
     Route("outside", cp.ManifestWriteFailed, ("checkpoints",), "_notify_checkpoints", state="open, releasing"),
+    Route("outside", cp.FilesLooked, ("checkpoints",), "_notify_checkpoints", state="open, releasing"),
     Route("outside", cp.Committed, ("checkpoints",), "_notify_checkpoints", state="open, releasing"),
     Route("outside", cp.CommitFailed, ("checkpoints",), "_notify_checkpoints", state="open, releasing"),
     Route("outside", job.OthersMoved, ("groups",), "_on_others_moved", state="open, releasing"),
@@ -90,8 +91,8 @@ ROUTES = (
         Route("outside", what, why="late", state="over")
         for what in (
             sch.QueryStarted, job.ConnectionClosed, job.FromSource, sch.JobEnded, cp.RequestWithdrawn,
-            cp.ManifestWritten, cp.ManifestWriteFailed, cp.Committed, cp.CommitFailed, job.OthersMoved,
-            job.StopRequested, job.TimePassed,
+            cp.ManifestWritten, cp.ManifestWriteFailed, cp.FilesLooked, cp.Committed, cp.CommitFailed,
+            job.OthersMoved, job.StopRequested, job.TimePassed,
         )
     ),
     # Messages of executions that count.
@@ -141,6 +142,8 @@ ROUTES = (
     Route("SourceCoordinator", src.WarnOfEnumerator, ("outside",), "_warn_of_enumerator"),
     Route("CheckpointCoordinator", cp.WriteManifest, ("outside",), "_pass_on"),
     Route("CheckpointCoordinator", cp.DeleteCheckpoint, ("outside",), "_pass_on"),
+    Route("CheckpointCoordinator", cp.LookForFiles, ("outside",), "_pass_on"),
+    Route("CheckpointCoordinator", cp.WriteAgain, ("outside", "slots"), "_write_again"),
     Route("CheckpointCoordinator", cp.Commit, ("outside",), "_pass_on"),
     Route("CheckpointCoordinator", cp.AnswerRequest, ("outside",), "_answer_request"),
     Route("CheckpointCoordinator", cp.DeleteSavepoint, ("outside",), "_delete_savepoint"),

@@ -346,6 +346,8 @@ class QueryDriver:
                 self._error = error_of(error, given_up)
             case sch.QueryOver():
                 self._over = True
+            case cp.LookForFiles(manifest=manifest):
+                self._storage_worker.do(lambda: self._look_for_files(manifest))
             case cp.WriteManifest() | cp.DeleteCheckpoint():
                 self._storage_worker.do(lambda: self._store(action))
             case cp.DeleteSavepoint():
@@ -430,6 +432,17 @@ class QueryDriver:
             )
         else:
             self._inbox.put(cp.ManifestWritten(action.checkpoint_id, size))
+
+    def _look_for_files(self, manifest: Manifest) -> None:
+        """On the storage thread."""
+        try:
+            missing = self._storage.missing(manifest)
+            self._ownership.keep()  # though all of the location was deleted, it stays this query's
+            self._storage.query_id(manifest.query_id)
+        except Exception as error:
+            self._log("warning", f"The files of checkpoint {manifest.checkpoint_id} were not found: {describe(error)}")
+            missing = ()
+        self._inbox.put(cp.FilesLooked(manifest.checkpoint_id, missing))
 
     def _delete_savepoint(self, action: cp.DeleteSavepoint) -> None:
         """On the storage thread."""

@@ -564,3 +564,17 @@ def test_when_the_strategy_gives_up_the_query_fails_with_the_cause() -> None:
     actions = machine.handle(sch.JobEnded(0, KILLED), 10)
     assert [action.error for action in actions if isinstance(action, sch.FailQuery)] == [KILLED]
     assert actions[-1] == sch.QueryOver()
+
+
+def test_what_is_gone_of_a_checkpoint_is_logged_and_all_subtasks_hear_of_it() -> None:
+    master = Master(2)
+    master.run()
+    assert master(cp.FilesLooked(0), 70) == []
+    actions = master(cp.FilesLooked(0, ("shared/window/a",)), 80)
+    assert messages(actions) == [
+        (connection, msg.StateLost(stage=0, execution=1, paths=("shared/window/a",))) for connection in (1, 2)
+    ]
+    (warning,) = (each for each in actions if isinstance(each, Log))
+    assert warning.level == "warning" and "gone from the checkpoint location: shared/window/a." in warning.text
+    (back,) = master(cp.FilesLooked(0), 90)
+    assert isinstance(back, Log) and back.level == "info" and "are there again: shared/window/a." in back.text

@@ -176,6 +176,11 @@ class Subtasks:
         self._checkpoints += 1
         states, uploaded = [operator.snapshot_keyed(self._checkpoints) for operator in self.operators], 0
         for chunk in (chunk for state in states for chunk in state):
+            if len(self.files.get(chunk.chunk_id, b"x" * 10_000)) < 10_000:
+                again, first = (
+                    pa.ipc.open_stream(each).read_all() for each in (chunk.serialize(), self.files[chunk.chunk_id])
+                )
+                assert again.combine_chunks() == first.combine_chunks(), "a file that is gone is written again"
             if chunk.chunk_id not in self.files:
                 self.files[chunk.chunk_id] = chunk.serialize()
                 self._groups[chunk.chunk_id] = KeyGroupRange(chunk.first_key_group, chunk.last_key_group)

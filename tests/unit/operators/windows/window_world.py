@@ -162,6 +162,8 @@ class Subtasks:
             chunks = list(operator.snapshot_keyed(self._checkpoints))
             assert len({chunk.chunk_id for chunk in chunks}) == len(chunks)
             for chunk in chunks:
+                if len(self.files.get(chunk.chunk_id, b"x" * 10_000)) < 10_000:
+                    assert chunk.serialize() == self.files[chunk.chunk_id], "a file that is gone is written again"
                 if chunk.chunk_id not in self.files:
                     # What is known of a stored chunk stays what it was when it was stored, at another parallelism, too.
                     self._key_groups[chunk.chunk_id] = KeyGroupRange(chunk.first_key_group, chunk.last_key_group)
