@@ -15,7 +15,8 @@ one. The state is pieces of partial results, each with the start and the end of 
 What is taken out of a piece is marked as dead: a piece does not change, and is stored once. A checkpoint stores the
 marks, a bit per row, in its head. A piece of which more than half is dead is written anew.
 
-A row whose own window has ended is late, unless it touches a session of its key that has not fired.
+A row whose own window, from its event time until a gap after it, has ended is late, as in Spark: also where it touches
+a session of its key that has not fired. Flink would merge it.
 
 Rows of a session are in the order of their event times, as in Spark: the first value and the last one are those of the
 earliest and the latest row, and their times are kept beside them.
@@ -150,26 +151,11 @@ class SessionAggregate(WindowedAggregate):
         arrays = [times, pa.array(ends), *self._lifted(batch), *([times] * len(self._timed_values))]
         lifted = pa.Table.from_arrays(arrays, names=self._stored_columns)
         late = ends <= self._horizon(batch)
-        if not late.any():
+        if late.any():
+            self._drop_late(batch.filter(pa.array(late)))
+            lifted = lifted.filter(pa.array(~late))
+        if lifted.num_rows:
             self._wait(lifted)
-            return
-        self._wait(lifted.filter(pa.array(~late)))
-        self._flush()
-        late_rows = lifted.filter(pa.array(late))
-        touches = self._touches(late_rows)
-        if touches.any():
-            self._wait(late_rows.filter(pa.array(touches)))
-        if not touches.all():
-            self._drop_late(batch.filter(pa.array(late)).filter(pa.array(~touches)))
-
-    def _touches(self, late_rows: Any) -> Any:
-        """Return which rows touch a session that has not fired, be it by way of one another."""
-        live = [piece.table.take(rows) for piece in self._pieces if len(rows := self._of_keys(piece, late_rows))]
-        names = [START, END, *self._state_keys]
-        rows = pa.concat_tables([*(each.select(names) for each in live), late_rows.select(names)])
-        sessions = self._sessions(rows)
-        known = len(sessions) - late_rows.num_rows
-        return np.isin(sessions[known:], sessions[:known])
 
     def _flush(self) -> None:
         """Merge what waits with one another, and add it to the state."""
