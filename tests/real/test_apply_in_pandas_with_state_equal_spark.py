@@ -104,11 +104,11 @@ def by_us(function: Any, steps: list[Any], spark: SparkSession, output: str, tim
     mode: Any = {"NoTimeout": "none", "EventTimeTimeout": "eventtime", "ProcessingTimeTimeout": "processingtime"}
     defined = Definition(
         keys=("user",), input=arrow_schema(INPUT), output=arrow_schema(output), time_mode=mode[timeout],
-        event_time="at" if timeout == "EventTimeTimeout" else None,
+        event_time="at" if timeout == "EventTimeTimeout" else None, conf=worker_conf(spark),
     )  # fmt: skip
     given = GroupFunction(
         function=function, state=StructType.fromDDL(STATE).json(), timeout=timeout, output_mode="update",
-        has_watermark=True, conf=worker_conf(spark),
+        has_watermark=True,
     )  # fmt: skip
     operator = ApplyInPandasWithState(given, defined)
     operator.open(OperatorContext(uid="stateful", subtask=0, parallelism=1), ())

@@ -121,10 +121,10 @@ def everything() -> Any:
 
 STEPS = [
     [("a", 1, 0), ("b", 2, 100), ("a", 3, 8000), ("c", 5, 300), (None, 4, 10), ("c", 6, 400)],
-    [("a", 3, 9000), ("b", 7, 2999), ("b", 8, 12000), ("a", 10, 4000), ("d", -1, 20000)],
+    [("a", 3, 9000), ("b", 7, 3000), ("b", 8, 12000), ("a", 10, 4000), ("d", -1, 20000)],
     [("b", -1, 20000), ("a", 6, 21000), ("c", 1, 60000), ("a", 6, 30000), (None, 1, 17000)],
 ]
-"""Rows of (user, amount, milliseconds after 1,000,000 s); one that is below the watermark is late."""
+"""Rows of (user, amount, milliseconds after 1,000,000 s); one that is at the watermark or below is late."""
 OUTPUT = "user string, what string, value string, watermark long"
 
 

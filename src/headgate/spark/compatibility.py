@@ -373,7 +373,8 @@ class WorkerSettings(NamedTuple):
 
     Parameters
     ----------
-    safecheck, assign_cols_by_name, int_to_decimal_coercion_enabled, prefer_int_ext_dtype
+    safecheck, assign_cols_by_name, int_to_decimal_coercion_enabled, prefer_int_ext_dtype, arrow_max_records_per_batch,
+    arrow_max_bytes_per_batch
         As the properties of PySpark's ``RunnerConf``.
     """
 
@@ -381,6 +382,8 @@ class WorkerSettings(NamedTuple):
     assign_cols_by_name: bool = True
     int_to_decimal_coercion_enabled: bool = False
     prefer_int_ext_dtype: bool = False
+    arrow_max_records_per_batch: int = 10_000
+    arrow_max_bytes_per_batch: int = 2**31 - 1
 
     @classmethod
     def of(cls, conf: Mapping[str, str]) -> WorkerSettings:
@@ -394,7 +397,17 @@ class WorkerSettings(NamedTuple):
             assign_cols_by_name=is_on("legacy.execution.pandas.groupedMap.assignColumnsByName", "true"),
             int_to_decimal_coercion_enabled=is_on("execution.pythonUDF.pandas.intToDecimalCoercionEnabled"),
             prefer_int_ext_dtype=is_on("execution.pythonUDF.pandas.preferIntExtensionDtype"),
+            arrow_max_records_per_batch=int(conf.get("spark.sql.execution.arrow.maxRecordsPerBatch", 10_000)),
+            arrow_max_bytes_per_batch=int(conf.get("spark.sql.execution.arrow.maxBytesPerBatch", 2**31 - 1)),
         )
+
+    def rows_of_a_frame(self, rows: pa.Table) -> int:
+        """Return how many of these rows a frame may have: a worker ends one that has as many, or as many bytes."""
+        most = self.arrow_max_records_per_batch
+        most = most if most > 0 else 2**31 - 1
+        if self.arrow_max_bytes_per_batch == 2**31 - 1 or not rows.nbytes:
+            return most
+        return max(1, min(most, -(-self.arrow_max_bytes_per_batch * int(rows.num_rows) // int(rows.nbytes))))
 
 
 def to_pandas(rows: pa.Table, time_zone: str, settings: WorkerSettings | None = None) -> list[pd.Series]:

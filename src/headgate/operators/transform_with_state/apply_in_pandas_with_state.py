@@ -11,7 +11,7 @@ Follows ``FlatMapGroupsInPandasWithStateExec`` of Spark 4.3, and its Python work
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -41,17 +41,16 @@ class ApplyInPandasWithState(TransformWithState):
     def __init__(self, given: GroupFunction, definition: Definition, clock_ms: Callable[[], int] | None = None) -> None:
         from headgate.operators.transform_with_state.group_state import GroupProcessor
 
-        columns = in_zone(definition.input, given.conf["spark.sql.session.timeZone"])
+        columns = in_zone(definition.input, definition.conf["spark.sql.session.timeZone"])
         processor = GroupProcessor(given, definition.keys, columns, len(definition.output))
         super().__init__(processor, definition, **({} if clock_ms is None else {"clock_ms": clock_ms}))
-        self._conf = dict(given.conf)
         self.output_mode = given.output_mode
         self.function = str(getattr(given.function, "__qualname__", type(given.function).__qualname__))
         keys = ", ".join(f"{key} {definition.input.field(key).type}" for key in definition.keys)
         self.signature = f"applyInPandasWithState by {keys} with {given.timeout}"
 
     def _make_flavor(self, time_zone: str) -> Flavor:
-        return GroupFlavor(self.function, self.schema, time_zone, self._conf)
+        return GroupFlavor(self.function, self.schema, time_zone, self._definition.conf)
 
     def _times(self) -> Any:
         """Return the times that the function sees, whatever its time-outs are of."""
@@ -61,28 +60,10 @@ class ApplyInPandasWithState(TransformWithState):
 
 
 class GroupFlavor(PandasFlavor):
-    """Frames and keys as Spark's Python worker makes them, with its checks of what the function yields.
-
-    Parameters
-    ----------
-    function
-        The name of the function, for errors.
-    schema
-        The columns of the output.
-    time_zone
-        The session's.
-    conf
-        The session's settings that Spark gives to its Python workers.
-    """
-
-    def __init__(self, function: str, schema: pa.Schema, time_zone: str, conf: Mapping[str, str]) -> None:
-        from headgate.spark.compatibility import WorkerSettings
-
-        super().__init__(function, schema, time_zone)
-        self._settings = WorkerSettings.of(conf)
+    """Frames and keys as Spark's Python worker makes them, with its checks of what the function yields."""
 
     def groups(self, rows: pa.Table, keys: list[str], starts: list[int]) -> Iterator[tuple[Key, Iterator[Any]]]:
-        """Yield the key of each group as NumPy's values, and one frame with its rows."""
+        """Yield the key of each group as NumPy's values, and frames with its rows."""
         import pandas as pd
 
         rows = rows.cast(in_zone(rows.schema, self._time_zone))
@@ -90,28 +71,21 @@ class GroupFlavor(PandasFlavor):
         places = [names.index(key) for key in keys]
         own = any(_depends_on_nulls(column) for column in rows.columns)
         series = [] if own else self._series(rows)
+        most = self._settings.rows_of_a_frame(rows)
+
+        def part(start: int, end: int) -> Sequence[Any]:
+            if own:
+                return self._series(rows.slice(start, end - start))
+            return [each.iloc[start:end].reset_index(drop=True) for each in series]
+
         for start, end in pairwise(starts):
-            of_group = (
-                self._series(rows.slice(start, end - start))
-                if own
-                else [each.iloc[start:end].reset_index(drop=True) for each in series]
-            )
-            yield tuple(of_group[place].iloc[0] for place in places), iter((pd.concat(of_group, axis=1),))
+            parts = [part(at, min(at + most, end)) for at in range(start, end, most)]
+            yield tuple(parts[0][place].iloc[0] for place in places), (pd.concat(each, axis=1) for each in parts)
 
     def _series(self, rows: pa.Table) -> Sequence[Any]:
         from headgate.spark.compatibility import to_pandas
 
         return to_pandas(rows.combine_chunks(), self._time_zone, self._settings)
-
-    def take(self, output: Any, method: str) -> None:
-        """Take all of what the function returned, with PySpark's errors."""
-        for frame in output:
-            self._held_rows += self._add(frame, method)
-
-    def _add(self, output: Any, method: str) -> int:
-        if len(output):
-            self._held.append(output)
-        return len(output)
 
     def _converted(self, held: list[Any]) -> pa.RecordBatch:
         import pandas as pd

@@ -5,7 +5,7 @@ Never: call it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -26,8 +26,6 @@ class GroupFunction(msgspec.Struct, frozen=True, kw_only=True):
         ``append`` or ``update``: the query has the same.
     has_watermark
         Whether its rows have an event time.
-    conf
-        The session's settings that Spark gives to its Python workers.
     """
 
     function: Callable[..., Any]
@@ -35,4 +33,3 @@ class GroupFunction(msgspec.Struct, frozen=True, kw_only=True):
     timeout: str
     output_mode: str
     has_watermark: bool
-    conf: Mapping[str, str]

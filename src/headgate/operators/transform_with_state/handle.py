@@ -9,7 +9,7 @@ Follows ``pyspark.sql.streaming.stateful_processor``, of Spark 4.3.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql.streaming.stateful_processor import ListState, MapState, StatefulProcessorHandle, ValueState
@@ -30,6 +30,20 @@ class _State:
         self._handle = handle
         self._number = number
         self._codec = codec
+        self._removed = ""
+
+    def renumber(self, number: int) -> None:
+        """Change its place among the states, before there is any state."""
+        self._number = number
+
+    def remove(self, name: str) -> None:
+        """Let it be an error to use it: ``deleteIfExists`` was called with its name."""
+        self._removed = name
+
+    @property
+    def removed(self) -> str:
+        """The name that it had, if it was removed; empty: it was not."""
+        return self._removed
 
     def clear(self) -> None:
         """Forget it, for the current key."""
@@ -42,7 +56,10 @@ class _State:
         return stored is not None and (stored[1] is None or not self._handle.store_of(self).is_expired(stored))
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._handle.name_of(self._number)!r})"
+        return f"{type(self).__name__}({self._removed or self._handle.name_of(self._number)!r})"
+
+
+_AnyState = TypeVar("_AnyState", bound=_State)
 
 
 class HeldValue(_State, ValueState):
@@ -162,6 +179,7 @@ class Handle(StatefulProcessorHandle):
         self._parse_schema = parse_schema
         self._store: KeyedStore | None = None
         self._variables: dict[str, StateVariable] = {}
+        self._states: dict[str, _State] = {}
         self.deleted: set[str] = set()
         """The states that ``deleteIfExists`` named."""
 
@@ -176,6 +194,11 @@ class Handle(StatefulProcessorHandle):
 
     def store_of(self, state: _State) -> KeyedStore:
         """Return the store, with the current key."""
+        if state.removed:
+            raise PySparkRuntimeError(
+                f"The state {state.removed!r} is not initialized: init declared it and then called deleteIfExists. "
+                "Do not use it, or declare it once more after that."
+            )
         if self._store is None or self._store.cell is None:
             raise PySparkRuntimeError(
                 f"{state!r} is used without a current key: use it in handleInputRows, handleExpiredTimer and "
@@ -189,11 +212,11 @@ class Handle(StatefulProcessorHandle):
 
     def getValueState(self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None) -> ValueState:
         """Declare a value for each key."""
-        return HeldValue(self, *self._declare("value", stateName, schema, ttlDurationMs))
+        return self._known(stateName, HeldValue(self, *self._declare("value", stateName, schema, ttlDurationMs)))
 
     def getListState(self, stateName: str, schema: StructType | str, ttlDurationMs: int | None = None) -> ListState:
         """Declare a list for each key."""
-        return HeldList(self, *self._declare("list", stateName, schema, ttlDurationMs))
+        return self._known(stateName, HeldList(self, *self._declare("list", stateName, schema, ttlDurationMs)))
 
     def getMapState(
         self,
@@ -205,12 +228,16 @@ class Handle(StatefulProcessorHandle):
         """Declare a map for each key."""
         key_codec = RowCodec(self._parsed(userKeySchema), f"state {stateName!r}, key")
         number, codec = self._declare("map", stateName, valueSchema, ttlDurationMs, key_codec.schema.json())
-        return HeldMap(self, number, key_codec, codec)
+        return self._known(stateName, HeldMap(self, number, key_codec, codec))
 
     def deleteIfExists(self, stateName: str) -> None:
-        """Throw away a state that checkpoints hold."""
+        """Throw away a state that checkpoints hold, or that was declared: then it is none any more."""
         self._check_declaring("delete_if_exists", "Error deleting state")
         self.deleted.add(stateName)
+        if self._variables.pop(stateName, None) is not None:
+            self._states.pop(stateName).remove(stateName)
+            for number, state in enumerate(self._states.values()):
+                state.renumber(number)
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
         """Register a timer of the current key, in milliseconds since 1970-01-01 UTC."""
@@ -241,6 +268,10 @@ class Handle(StatefulProcessorHandle):
                 f"state={'CREATED' if self._store is None else 'INITIALIZED'}.",
             )
         return self._store
+
+    def _known(self, name: str, state: _AnyState) -> _AnyState:
+        self._states[name] = state
+        return state
 
     def _declare(
         self, kind: Kind, name: str, schema: StructType | str, ttl_ms: int | None, key_schema: str = ""

@@ -7,7 +7,8 @@ As in Spark a timer fires once the watermark, or the clock, has reached it; one 
 passed fires after the rows, or the timers, that come next. A round of timers is over when each that was due has fired:
 one that registers another for a time that has passed does not go on for ever, not even at the last watermark.
 
-With timers of event time, rows before the watermark are late: the processor does not see them.
+With timers of event time, rows at the watermark or before are late, as they are for all other operators and in Spark:
+the processor does not see them.
 
 Follows ``TransformWithStateInPySparkExec`` of Spark 4.3; docs/architecture.md, "Keyed state".
 """
@@ -42,7 +43,7 @@ from headgate.operators.transform_with_state.stored_states import StoredStates
 from headgate.operators.transform_with_state.user_rows import Flavor, PandasFlavor, RowFlavor
 from headgate.pickling import dumps
 from headgate.protocol.operator_context import OperatorContext
-from headgate.source.event_time import UNITS_PER_SECOND, to_milliseconds
+from headgate.source.event_time import UNITS_PER_SECOND
 from headgate.source.watermark import MIN_WATERMARK_MS, saturated_ms
 
 if TYPE_CHECKING:
@@ -75,6 +76,8 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
         The rows for ``handleInitialState``, with the columns of the key; None: there are none.
     schemas
         What the schemas that ``init`` gives as text mean, as Spark's JSON: only a driver can read them.
+    conf
+        The session's settings that Spark gives to its Python workers; those for frames matter.
     """
 
     keys: tuple[str, ...]
@@ -86,6 +89,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
     pandas: bool = False
     initial_state: pa.Table | None = None
     schemas: Mapping[str, str] = {}
+    conf: Mapping[str, str] = {}
 
 
 class TransformWithState(KeyedOperator):
@@ -141,8 +145,9 @@ class TransformWithState(KeyedOperator):
         self._user.init(self._handle)
 
     def _make_flavor(self, time_zone: str) -> Flavor:
-        flavor = PandasFlavor if self._definition.pandas else RowFlavor
-        return flavor(self.function, self.schema, time_zone)
+        if self._definition.pandas:
+            return PandasFlavor(self.function, self.schema, time_zone, self._definition.conf)
+        return RowFlavor(self.function, self.schema, time_zone)
 
     def restore_keyed(self, chunks: Sequence[RestoredChunk]) -> None:
         """Take on the state of this subtask's keys; what is new to the query gets its initial state.
@@ -374,7 +379,7 @@ class TransformWithState(KeyedOperator):
     # Rows.
 
     def _in_time(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows that are not late: not before the watermark, nor before what their key group has fired."""
+        """Return the rows that are not late: those after the watermark, and after what their key group has fired."""
         name = self._definition.event_time
         if name is None or (self._watermark_ms is None and not self._fired):
             return batch
@@ -388,10 +393,10 @@ class TransformWithState(KeyedOperator):
             bound = pa.array(bounds, pa.int64()).take(pa.array(self._key_groups(batch))).cast(column.type)
         else:
             earliest = pc.min(column).value
-            if earliest is None or earliest >= bound:
+            if earliest is None or earliest > bound:
                 return batch
             bound = pa.scalar(bound, pa.int64()).cast(column.type)
-        is_late = pc.fill_null(pc.less(column, bound), False)
+        is_late = pc.fill_null(pc.less_equal(column, bound), False)
         late = batch.filter(is_late)
         if late.num_rows:
             self._late_rows += late.num_rows
@@ -406,19 +411,19 @@ class TransformWithState(KeyedOperator):
         emit(batch, split_id)
 
     def _check_event_time(self, batch: pa.RecordBatch) -> None:
-        """Raise if output would be late downstream: it must not be below the watermark that was sent there."""
+        """Raise if output would be late downstream: it must be after the watermark that was sent there."""
         name = self._definition.output_event_time
         if name is None:
             return
         known_ms = self._downstream_ms
         column = batch.column(name)
         earliest = pc.min(column).value
-        if known_ms is None or earliest is None or to_milliseconds(earliest, column.type) >= known_ms:
+        if known_ms is None or earliest is None or earliest > _bound(known_ms, column.type):
             return
         raise UserFunctionError(
-            f"{self.function} gave a row whose event time {name!r} is {pc.min(column)}, before the watermark "
-            f"({known_ms} ms since 1970): operators downstream would drop it as late. Emit only event times not "
-            "before timerValues.getCurrentWatermarkInMs().",
+            f"{self.function} gave a row whose event time {name!r} is {pc.min(column)}, not after the watermark "
+            f"({known_ms} ms since 1970): operators downstream would drop it as late. Emit only event times after "
+            "timerValues.getCurrentWatermarkInMs().",
             function=self.function,
         )
 
@@ -453,8 +458,8 @@ class TransformWithState(KeyedOperator):
 
 
 def _bound(at_ms: int | None, kind: pa.TimestampType) -> int:
-    """Return milliseconds in the unit of a timestamp type, rounded up."""
-    return MIN_WATERMARK_MS if at_ms is None else saturated_ms(-(-at_ms * UNITS_PER_SECOND[kind.unit] // 1000))
+    """Return milliseconds in the unit of a timestamp type, rounded down."""
+    return MIN_WATERMARK_MS if at_ms is None else saturated_ms(at_ms * UNITS_PER_SECOND[kind.unit] // 1000)
 
 
 def _array(column: pa.Array | pa.ChunkedArray) -> pa.Array:

@@ -8,7 +8,7 @@ Follows the workers of Spark 4.3 for ``transformWithState`` and ``transformWithS
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -154,20 +154,35 @@ class RowFlavor(Flavor):
 
 
 class PandasFlavor(Flavor):
-    """``transformWithStateInPandas``: iterators of `pandas.DataFrame`."""
+    """``transformWithStateInPandas``: iterators of `pandas.DataFrame`.
+
+    Parameters
+    ----------
+    processor, schema, time_zone
+        See `Flavor`.
+    conf
+        The session's settings that Spark gives to its Python workers.
+    """
 
     _unit = "pandas.DataFrame"
 
+    def __init__(self, processor: str, schema: pa.Schema, time_zone: str, conf: Mapping[str, str]) -> None:
+        from headgate.spark.compatibility import WorkerSettings
+
+        super().__init__(processor, schema, time_zone)
+        self._settings = WorkerSettings.of(conf)
+
     def groups(self, rows: pa.Table, keys: list[str], starts: list[int]) -> Iterator[tuple[Key, Iterator[Any]]]:
-        """Yield the key of each group, and one frame with its rows."""
+        """Yield the key of each group, and frames with its rows: as many in each as the session's settings allow."""
         import pandas as pd
 
         from headgate.spark.compatibility import to_pandas
 
-        frame = pd.concat(to_pandas(rows, self._time_zone), axis=1)
+        frame = pd.concat(to_pandas(rows, self._time_zone, self._settings), axis=1)
         of_keys = frame[keys].iloc[starts[:-1]]
+        most = self._settings.rows_of_a_frame(rows)
         for key, (start, end) in zip(of_keys.itertuples(index=False, name=None), pairwise(starts), strict=True):
-            yield key, iter((frame.iloc[start:end].reset_index(drop=True),))
+            yield key, (frame.iloc[at : min(at + most, end)].reset_index(drop=True) for at in range(start, end, most))
 
     def _add(self, output: Any, method: str) -> int:
         import pandas as pd
@@ -175,8 +190,22 @@ class PandasFlavor(Flavor):
         if not isinstance(output, pd.DataFrame):
             raise self._wrong(method, f"yielded {type(output).__name__}; it must yield")
         if len(output):
+            self._check_names(output.columns)
             self._held.append(output)
         return len(output)
+
+    def _check_names(self, given: Any) -> None:
+        """Refuse a frame without one of the columns that are taken from it by name."""
+        if not self._settings.assign_cols_by_name or not any(isinstance(each, str) for each in given):
+            return  # by their places
+        missing = [name for name in self._schema.names if name not in given]
+        if missing:
+            raise UserFunctionError(
+                f"{self._processor} yielded a frame with the columns {', '.join(map(repr, given))}. The output is "
+                f"{self._described()}, by name: {', '.join(map(repr, missing))} is missing. Name the frame's columns "
+                "as those of the output.",
+                function=self._processor,
+            )
 
     def _converted(self, held: list[Any]) -> pa.RecordBatch:
         import pandas as pd
@@ -187,7 +216,7 @@ class PandasFlavor(Flavor):
         alike = all(each.dtypes.equals(first) for each in held[1:])
         schema = from_arrow_schema(self._schema)
         batches = [
-            to_arrow(frame, schema, self._time_zone)
+            to_arrow(frame, schema, self._time_zone, self._settings)
             for frame in ([pd.concat(held, ignore_index=True)] if alike else held)
         ]
         return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]

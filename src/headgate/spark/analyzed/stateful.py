@@ -79,6 +79,7 @@ def transformed(
         event_time,
         marked=_event_time(before, rows_of(node)),
         pandas=is_of_frames(node, class_of(node)),
+        conf=worker_conf(spark),
     )
 
 
@@ -121,6 +122,7 @@ def applied(session: Session, before: PlanNode, node: JavaObject, output: pa.Sch
         output=output,
         time_mode=_TIME_MODES[timeout],
         event_time=event_time if timeout == "EventTimeTimeout" else None,
+        conf=worker_conf(session.spark),
     )
     given = GroupFunction(
         function=function,
@@ -128,7 +130,6 @@ def applied(session: Session, before: PlanNode, node: JavaObject, output: pa.Sch
         timeout=timeout,
         output_mode=str(node.outputMode().toString()).lower(),
         has_watermark=event_time is not None,
-        conf=worker_conf(session.spark),
     )
     exchange = Exchange(before.schema, "hash", keys=keys)
     return before.then(exchange).then(ApplyInPandasWithState(given, definition))

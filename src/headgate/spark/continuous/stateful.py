@@ -8,7 +8,7 @@ Follows ``RelationalGroupedDataset.transformWithState`` of Spark 4.3.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -51,6 +51,7 @@ def stateful_node(
     event_time_column: str,
     *,
     pandas: bool,
+    conf: Mapping[str, str],
     marked: str | None = None,
 ) -> PlanNode:
     """Return the node of a processor downstream of the exchange by its keys.
@@ -82,6 +83,7 @@ def stateful_node(
         pandas=pandas,
         initial_state=None if initial_state is None else _initial_state(initial_state, node.schema, keys),
         schemas=_schemas(processor, mode),
+        conf=conf,
     )
     exchange = Exchange(node.schema, "hash", keys=tuple(keys))
     return node.then(exchange).then(TransformWithState(processor, definition))

@@ -11,6 +11,7 @@ import pytest
 from pyspark.errors import PySparkRuntimeError, PySparkTypeError
 from stateful_runs import INPUT, events, for_subtask
 
+from headgate.errors import UserFunctionError
 from headgate.operators.operator import RestoredChunk
 from headgate.operators.transform_with_state.apply_in_pandas_with_state import ApplyInPandasWithState
 from headgate.operators.transform_with_state.group_function import GroupFunction
@@ -36,12 +37,19 @@ class Run:
         Its kind of time-outs.
     restored
         The chunks of its state.
+    conf
+        Settings of the session.
     context
         What differs of the subtask.
     """
 
     def __init__(
-        self, function: Any, timeout: str = "NoTimeout", restored: list[RestoredChunk] | None = None, **context: Any
+        self,
+        function: Any,
+        timeout: str = "NoTimeout",
+        restored: list[RestoredChunk] | None = None,
+        conf: dict[str, str] | None = None,
+        **context: Any,
     ) -> None:
         self.now_ms = 1_000_000
         self.rows: list[tuple[Any, ...]] = []
@@ -51,6 +59,7 @@ class Run:
             output=pa.schema([("user", pa.string()), ("text", pa.string())]),
             time_mode=MODES[timeout],
             event_time="at" if timeout == "EventTimeTimeout" else None,
+            conf={"spark.sql.session.timeZone": "UTC", **(conf or {})},
         )
         given = GroupFunction(
             function=function,
@@ -58,7 +67,6 @@ class Run:
             timeout=timeout,
             output_mode="append",
             has_watermark=True,
-            conf={"spark.sql.session.timeZone": "UTC"},
         )
         self.operator = ApplyInPandasWithState(given, defined, clock_ms=lambda: self.now_ms)
         self.context = OperatorContext(**{"uid": "grouped", "subtask": 0, "parallelism": 1, **context})
@@ -154,3 +162,41 @@ def test_what_a_function_must_yield() -> None:
         with pytest.raises(error, match=words):
             Run(wrong(made)).take(("a", 1, 0))
     assert Run(wrong([pd.DataFrame()])).take(("a", 1, 0)) == []
+
+
+def test_a_frame_has_as_many_rows_as_the_session_allows() -> None:
+    """One call for each key all the same; each frame by itself has floats because of nulls."""
+
+    def sizes(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
+        seen = [f"{len(frame)} {frame['amount'].dtype}" for frame in frames]
+        yield pd.DataFrame({"user": [key[0]], "text": [", ".join(seen)]})
+
+    limit = {"spark.sql.execution.arrow.maxRecordsPerBatch": "2"}
+    rows: Any = [("a", 1, 0), ("a", 2, 0), ("b", 4, 0), ("a", None, 0)]
+    assert Run(sizes, conf=limit).take(*rows) == [("a", "2 int64, 1 float64"), ("b", "1 int64")]
+    assert Run(sizes).take(*rows) == [("a", "3 float64"), ("b", "1 int64")]
+
+
+def test_a_misnamed_column_is_named() -> None:
+    """With what was expected and what was given; Spark gives null."""
+
+    def misnamed(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
+        yield pd.DataFrame({"user": [key[0]], "txt": ["x"]})
+
+    with pytest.raises(
+        UserFunctionError, match=r"columns 'user', 'txt'.*user: string, text: string.*'text' is missing"
+    ):
+        Run(misnamed).take(("a", 1, 0))
+    by_place = {"spark.sql.legacy.execution.pandas.groupedMap.assignColumnsByName": "false"}
+    assert Run(misnamed, conf=by_place).take(("a", 1, 0)) == [("a", "x")]
+
+
+def test_a_row_at_the_watermark_is_late_with_time_outs_of_the_event_time_only() -> None:
+    def amounts(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
+        yield pd.DataFrame({"user": [key[0]], "text": [str([n for frame in frames for n in frame["amount"]])]})
+
+    for timeout, kept, late in (("EventTimeTimeout", "[3]", 2), ("NoTimeout", "[1, 2, 3]", 0)):
+        run = Run(amounts, timeout)
+        run.operator.process_watermark(1000, run.emit)
+        assert run.take(("a", 1, 999), ("a", 2, 1000), ("a", 3, 1001)) == [("a", kept)]
+        assert run.operator.late_rows == late

@@ -305,14 +305,14 @@ def test_what_was_late_is_late_after_a_restore() -> None:
         chunks += part.snapshot()
     one = StatefulRun(Scripted(add_all), RESULT, restored=as_restored(chunks), execution=1)
     of = {n: next(user for user in USERS if subtask_of_user(user, 2) == n) for n in (0, 1)}
-    one.rows((of[0], 1, 999), (of[0], 2, 1000), (of[1], 1, 4999), (of[1], 2, 5000))
+    one.rows((of[0], 1, 1000), (of[0], 2, 1001), (of[1], 1, 5000), (of[1], 2, 5001))
     assert one.operator.late_rows == 2
     one.watermark(500)
     again = StatefulRun(Scripted(add_all), RESULT, restored=as_restored(one.snapshot()), execution=2)
-    again.rows((of[0], 1, 999), (of[1], 1, 4999), (of[1], 2, 5000))
+    again.rows((of[0], 1, 1000), (of[1], 1, 5000), (of[1], 2, 5001))
     assert again.operator.late_rows == 2
     again.watermark(6000)
-    again.rows((of[0], 1, 5999), (of[1], 1, 5999))
+    again.rows((of[0], 1, 6000), (of[1], 1, 5999))
     assert again.operator.late_rows == 4
 
 

@@ -10,7 +10,7 @@ import pytest
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import Row
 from stateful_processors import LONG, Scripted, state_of
-from stateful_runs import INPUT, StatefulRun, definition, events
+from stateful_runs import INPUT, StatefulRun, as_restored, definition, events
 
 from headgate.errors import OptionError, UserFunctionError
 from headgate.operators.transform_with_state.row_codec import MisfitValueError
@@ -215,20 +215,36 @@ def test_what_is_past_its_time_to_live_is_gone() -> None:
 
 
 def test_late_rows_are_counted_and_given_away() -> None:
-    """A row before the watermark is late; one at it, and one without a time, are not."""
+    """A row at the watermark or before is late, as in Spark; one a microsecond after it, or without a time, is not."""
     stateful = run(Scripted(lambda p, user, rows, times: [row.amount for row in rows]), event_time="at")
     assert stateful.rows(("a", 1, -5)) == [("a", "[1]")]
     stateful.watermark(1000)
-    batch = events(("a", 1, 999), ("a", 2, 1000), ("b", 3, 0), ("a", 4, 1001))
-    at = pa.concat_arrays([batch.column("at"), pa.array([None], INPUT.field("at").type)])
-    batch = pa.record_batch([pa.array(["a", "a", "b", "a", "a"]), pa.array([1, 2, 3, 4, 5]), at], schema=INPUT)
-    assert stateful.batch(batch) == [("a", "[2, 4, 5]")]
-    assert stateful.operator.late_rows == 2
-    assert [row["amount"] for late in stateful.late for row in late.to_pylist()] == [1, 3]
+    times = [999_999, 1_000_000, 0, 1_000_001, None, 1_001_000]
+    at = pa.array(times, pa.int64()).cast(INPUT.field("at").type)
+    batch = pa.record_batch([pa.array(["a", "a", "b", "a", "a", "a"]), pa.array(range(6)), at], schema=INPUT)
+    assert stateful.batch(batch) == [("a", "[3, 4, 5]")]
+    assert stateful.operator.late_rows == 3
+    assert [row["amount"] for late in stateful.late for row in late.to_pylist()] == [0, 1, 2]
+    assert stateful.rows(("b", 7, 1000)) == []
+    assert stateful.operator.late_rows == 4
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_what_is_late_is_so_in_every_unit_of_time(unit: str) -> None:
+    """A watermark between two seconds makes those before it late, and no more."""
+    kind = pa.timestamp(unit, "UTC")
+    schema = INPUT.set(2, pa.field("at", kind))
+    stateful = run(Scripted(lambda p, user, rows, times: len(rows)), event_time="at", input=schema)
+    stateful.watermark(2999)
+    per_second = {"s": 1, "ms": 1000, "us": 10**6, "ns": 10**9}[unit]
+    at = pa.array([1 * per_second, 2 * per_second, 3 * per_second], pa.int64()).cast(kind)
+    batch = pa.record_batch([pa.array(["a"] * 3), pa.array(range(3)), at], schema=schema)
+    assert stateful.batch(batch) == [("a", "1")]
+    assert [row["amount"] for each in stateful.late for row in each.to_pylist()] == [0, 1]
 
 
 def test_output_must_not_be_late_downstream() -> None:
-    """With eventTimeColumnName a row before the watermark that others know is an error, one at it is not."""
+    """With eventTimeColumnName a row that is not after the watermark that others know is an error."""
 
     class Shifted(Scripted):
         def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
@@ -244,11 +260,13 @@ def test_output_must_not_be_late_downstream() -> None:
                       output_event_time="at")  # fmt: skip
     stateful = StatefulRun(Shifted(), defined)
     assert stateful.operator.event_time_column == "at"
-    stateful.watermark(1000)
-    stateful.rows(("a", 0, 1000))
-    assert len(stateful.watermark(3000)) == 1
-    with pytest.raises(UserFunctionError, match=r"Shifted gave a row whose event time 'at' .* before the watermark"):
-        stateful.rows(("a", 0, 2999))
+    stateful.watermark(500)
+    stateful.rows(("a", 0, 501))
+    stateful.watermark(999)
+    assert len(stateful.watermark(3000)) == 1, "what is downstream knows 999"
+    for at_ms in (3000, 2999):
+        with pytest.raises(UserFunctionError, match=r"Shifted gave a row whose event time 'at' .* not after"):
+            stateful.rows(("a", 0, at_ms))
 
 
 @pytest.mark.parametrize(
@@ -317,6 +335,38 @@ def test_init_is_refused_what_spark_refuses(method: str, arguments: Any, error_c
         run(Wrong())
 
 
+def test_a_state_that_init_removed_cannot_be_used() -> None:
+    """As in Spark. The others keep their values, and the name can be declared again."""
+
+    class Removes(Scripted):
+        def init(self, handle: Any) -> None:
+            self.gone = handle.getValueState("list", LONG)
+            handle.deleteIfExists("never there")
+            self.gone_list = handle.getListState("gone list", LONG)
+            self.number = handle.getValueState("number", LONG)
+            handle.deleteIfExists("list")
+            handle.deleteIfExists("gone list")
+            super().init(handle)
+
+    def use(p: Any, user: Any, rows: Any, times: Any) -> Any:
+        p.number.update((1,))
+        p.value.update((2,))
+        p.list.appendValue((3,))
+        return p.number.get(), p.value.get(), list(p.list.get()), repr(p.gone)
+
+    stateful = run(Removes(use))
+    assert stateful.rows(("a", 0, 0)) == [("a", "((1,), (2,), [(3,)], \"HeldValue('list')\")")]
+    again = StatefulRun(Removes(use), definition(RESULT), restored=as_restored(stateful.snapshot()))
+    assert again.rows(("a", 0, 0)) == [("a", "((1,), (2,), [(3,), (3,)], \"HeldValue('list')\")")]
+    for call, name in (
+        (lambda p: p.gone.get(), "list"), (lambda p: p.gone.exists(), "list"), (lambda p: p.gone.update((1,)), "list"),
+        (lambda p: p.gone_list.appendValue((1,)), "gone list"), (lambda p: p.gone_list.clear(), "gone list"),
+    ):  # fmt: skip
+        stateful = run(Removes(lambda p, user, rows, times, call=call: call(p)))
+        with pytest.raises(PySparkRuntimeError, match=f"The state '{name}' is not initialized: init declared it"):
+            stateful.rows(("a", 0, 0))
+
+
 def test_a_time_to_live_must_be_positive() -> None:
     """As in Spark."""
     with pytest.raises(PySparkRuntimeError, match="STATEFUL_PROCESSOR_TTL_DURATION_MUST_BE_POSITIVE"):
@@ -365,6 +415,67 @@ def test_pandas_frames() -> None:
     defined = definition([("user", pa.string()), ("total", pa.int64())], pandas=True, time_mode="eventtime")
     stateful = StatefulRun(Frames(), defined)
     assert stateful.rows(("b", 1, 0), ("a", 2, 0), ("b", 3, 0)) == [("b", 4), ("a", 2)]
+
+
+def test_frames_are_made_by_the_settings_of_the_session() -> None:
+    """As Spark's Python worker makes them: how many rows a frame has, and how strictly its columns are taken."""
+    import pandas as pd
+
+    amount = pa.decimal128(10, 2)
+
+    class Frames(Scripted):
+        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+            for frame in rows:
+                kind = str(frame["amount"].dtype)
+                yield pd.DataFrame({"whole": [1.5], "n": [len(frame)], "kind": [kind], "exact": [frame["n"].sum()]})
+
+    columns = pa.schema([("user", pa.string()), ("amount", pa.int64()), ("n", pa.int64())])
+    output = [("n", pa.int64()), ("whole", pa.int64()), ("kind", pa.string()), ("exact", amount)]
+
+    def result(conf: dict[str, str]) -> list[tuple[Any, ...]]:
+        stateful = StatefulRun(Frames(), definition(output, input=columns, pandas=True, conf=conf))
+        users = pa.array(["a", None, "a", "a", "b", "a"])
+        numbers = pa.array([1, None, 2, 3, 4, 5], pa.int64())
+        return stateful.batch(pa.record_batch([users, numbers, pa.array([1] * 6)], schema=columns))
+
+    decimals = {"spark.sql.execution.pythonUDF.pandas.intToDecimalCoercionEnabled": "true"}
+    assert [row[:3] for row in result(decimals)] == [(4, 1, "float64"), (1, 1, "float64"), (1, 1, "float64")]
+    few = {**decimals, "spark.sql.execution.arrow.maxRecordsPerBatch": "3"}
+    assert [row[0] for row in result(few)] == [3, 1, 1, 1]
+    few = {**decimals, "spark.sql.execution.arrow.maxBytesPerBatch": "20"}
+    assert [row[0] for row in result(few)] == [1] * 6
+    integers = {**decimals, "spark.sql.execution.pythonUDF.pandas.preferIntExtensionDtype": "true"}
+    assert {row[2] for row in result(integers)} == {"Int64"}
+    with pytest.raises(UserFunctionError, match="convertToArrowArraySafely"):
+        result({**decimals, "spark.sql.execution.pandas.convertToArrowArraySafely": "true"})
+    with pytest.raises(UserFunctionError, match="'exact'"):
+        result({})
+
+
+def test_a_frame_without_a_column_of_the_output_is_named() -> None:
+    """What was expected and what was given; columns without names go by their places."""
+    import pandas as pd
+
+    class Frames(Scripted):
+        def __init__(self, columns: Any) -> None:
+            super().__init__()
+            self.columns = columns
+
+        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+            yield pd.DataFrame([("a", 1)], columns=self.columns)
+
+    def result(columns: Any, by_name: str = "true") -> list[tuple[Any, ...]]:
+        conf = {"spark.sql.legacy.execution.pandas.groupedMap.assignColumnsByName": by_name}
+        made = definition([("user", pa.string()), ("total", pa.int64())], pandas=True, conf=conf)
+        return StatefulRun(Frames(columns), made).rows(("a", 1, 0))
+
+    says = (
+        r"Frames yielded a frame with the columns 'user', 'totl'\. The output is user: string, total: int64, by name: "
+        "'total' is missing"
+    )
+    with pytest.raises(UserFunctionError, match=says):
+        result(["user", "totl"])
+    assert result([0, 1]) == result(["user", "totl"], "false") == [("a", 1)]
 
 
 def test_much_output_comes_in_batches() -> None:

@@ -72,7 +72,8 @@ def build(node: PlanNode | None = None, keys: Any = ("user",), **given: Any) -> 
     """Return the node of a processor."""
     arguments = {
         "processor": Nothing(), "output": from_arrow_schema(OUTPUT), "output_mode": "append", "mode": "eventtime",
-        "initial_state": None, "event_time_column": "", "pandas": False, **given,
+        "initial_state": None, "event_time_column": "", "pandas": False, "conf": {},
+        **given,
     }  # fmt: skip
     return stateful_node(node or rows(), keys, **arguments)
 

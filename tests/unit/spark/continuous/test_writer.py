@@ -194,7 +194,7 @@ class Silent(StatefulProcessor):  # type: ignore[misc]
 
 
 def silent(mode: Any) -> PlanNode:
-    return stateful_node(timed(), ["user"], Silent(), RIDES, "update", mode, None, "", pandas=False)
+    return stateful_node(timed(), ["user"], Silent(), RIDES, "update", mode, None, "", pandas=False, conf={})
 
 
 def test_late_rows_of_a_processor() -> None:
