@@ -102,14 +102,16 @@ def test_the_error_of_a_function_ends_the_query_with_its_name(spark: SparkSessio
         query.awaitTermination(PATIENCE_S)
 
 
-def staging(spark: SparkSession, function: Any, location: str, execution: int = 1) -> tuple[Any, Any]:
+def staging(
+    spark: SparkSession, function: Any, location: str, execution: int = 1, schema: pa.Schema = SCHEMA
+) -> tuple[Any, Any]:
     """Return a writer and a committer, as a slot and the driver make them."""
-    sink = ForeachBatchSink(spark, function, {}, SCHEMA)
+    sink = ForeachBatchSink(spark, function, {}, schema)
     context = OperatorContext(
         uid="sink", subtask=0, parallelism=1, execution=execution, query_id="q",
         options={"checkpointLocation": location},
     )  # fmt: skip
-    return sink.create_writer(context, SCHEMA, []), sink.create_committer(location)
+    return sink.create_writer(context, schema, []), sink.create_committer(location)
 
 
 def rows_of(*numbers: int) -> pa.RecordBatch:
@@ -144,6 +146,35 @@ def test_a_crash_before_it_is_noted_that_a_function_returned_gives_it_the_batch_
     assert [[row.n for row in rows] for _, rows in seen[2:]] == [[3]]
     assert {each.name for each in (tmp_path / "foreach-batch").iterdir()} == {"_staging", "committed-2"}
     writer.close()
+
+
+def test_intervals_and_columns_of_no_type_are_what_they_were(spark: SparkSession, tmp_path: Path) -> None:
+    """Parquet has neither: also inside of others, null, and to the microsecond where numbers are large."""
+    interval, nothing = pa.duration("us"), pa.null()
+    inner = pa.struct({"void": nothing, "a.b": interval})
+    schema = pa.schema(
+        {"took`s": interval, "void": nothing, "deep": pa.map_(pa.string(), pa.list_(inner)), "n": pa.int64()}
+    )
+    day = 86_400_000_000
+    micros = [0, None, -1, day - 1, 106_751_991 * day - 1, -106_751_991 * day + 1, 2**63 - 1, -(2**63)]
+    deep = [None, [], [("a", None)], [("a", [])], [("a", [None, {"void": None, "a.b": None}])],
+            *([("a", [{"void": None, "a.b": each}])] for each in (-1, 106_751_991 * day - 1, 2**63 - 1))]  # fmt: skip
+    columns = [micros, [None] * 8, deep, range(8)]
+    given = pa.record_batch([pa.array(each, kind) for each, kind in zip(columns, schema.types)], schema=schema)
+    seen: list[pa.Table] = []
+    writer, committer = staging(
+        spark, lambda batch, _: seen.append((batch.dtypes, batch.orderBy("n").toArrow())), str(tmp_path), schema=schema
+    )
+    writer.write(given)
+    state = writer.prepare_commit(1, final=True).result(PATIENCE_S)
+    committer.commit(state.committables, epoch=1, final=True)
+    writer.close()
+    ((types, rows),) = seen
+    assert types == [
+        ("took`s", "interval day to second"), ("void", "void"),
+        ("deep", "map<string,array<struct<void:void,a.b:interval day to second>>>"), ("n", "bigint"),
+    ]  # fmt: skip
+    assert rows.cast(schema).to_batches()[0].equals(given)
 
 
 def test_rows_that_somebody_deleted_are_an_error_and_a_dead_writer_s_are_deleted(

@@ -6,6 +6,9 @@ Writers stage rows as Parquet in ``<checkpointLocation>/foreach-batch``. Once th
 is called. When it has returned, ``committed-<epoch>`` says so, and the staged files are deleted. A crash between these
 two calls it once more, with the same number and the same rows: who writes to a table notes the number with them.
 
+Parquet has neither intervals nor columns of no type (``void``): they are staged as numbers of microseconds and as
+booleans that are all null, and are what they were in the function's DataFrame.
+
 Follows PySpark's ``DataStreamWriter.foreachBatch``, whose batches count from 0, where epochs count from 1.
 """
 
@@ -40,7 +43,7 @@ from headgate.sink import Sink, SinkCommitter
 from headgate.source.options import Options, OptionSpec, text
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 BatchFunction = Callable[["DataFrame", int], Any]
 SINK_OPTION_SPECS = (OptionSpec("checkpointLocation", text, None, "", status="no-op", why="the query's own"),)
@@ -92,7 +95,7 @@ class ForeachBatchSink(Sink):
             )  # fmt: skip
         Options.parse("The sink foreachBatch", SINK_OPTION_SPECS, options)
         self._encoding = ParquetEncoding("snappy")
-        check_columns(self.name, self._encoding, schema)
+        check_columns(self.name, self._encoding, _as_staged(schema))
         self._schema = schema
         self._spark: SparkSession | None = spark
         self._function: BatchFunction | None = function
@@ -104,7 +107,7 @@ class ForeachBatchSink(Sink):
         """See `Sink.create_writer`."""
         file_system, folder = _folder(context.options["checkpointLocation"])
         names = StagedNames(context, self._encoding.extension)
-        return FilesWriter(file_system, folder, self._encoding, schema, names, _TARGET_BYTES)
+        return FilesWriter(file_system, folder, self._encoding, _as_staged(schema), names, _TARGET_BYTES)
 
     def create_committer(self, checkpoint_location: str) -> ForeachBatchCommitter:
         """See `Sink.create_committer`."""
@@ -195,10 +198,23 @@ class ForeachBatchCommitter(SinkCommitter):
             ) from error  # fmt: skip
 
     def _frame(self, paths: Sequence[str]) -> DataFrame:
+        """Return staged rows, in the types that they had."""
+        from pyspark.sql import functions as f
+
+        staged = _as_staged(self._schema)
+        frame = self._read(paths, staged)
+        if staged.equals(self._schema):
+            return frame
+        names = [each.replace("`", "``") for each in staged.names]
+        columns = [f.col(f"`{name}`") for name in names]
+        return frame.select(*(_restored(column, field.type).alias(field.name)
+                              for column, field in zip(columns, self._schema, strict=True)))  # fmt: skip
+
+    def _read(self, paths: Sequence[str], staged: pa.Schema) -> DataFrame:
         """Return staged rows. Spark reads local files itself; what else holds checkpoints it may not open."""
         from headgate.spark.compatibility import from_arrow_schema
 
-        reader = self._spark.read.schema(from_arrow_schema(self._schema))
+        reader = self._spark.read.schema(from_arrow_schema(staged))
         if isinstance(self._fs, pa_fs.LocalFileSystem):
             return reader.parquet(*(f"file://{each}" for each in paths))
         base, mark, parameters = self._location.partition("?")
@@ -214,3 +230,45 @@ class ForeachBatchCommitter(SinkCommitter):
             name = StagedName.try_parse(each.base_name)
             if name is not None and self._writers.is_dead(name):
                 delete_if_there(self._fs, each.path)
+
+
+def _as_staged(schema: pa.Schema) -> pa.Schema:
+    """Return columns with the types in staged files."""
+    return pa.schema([field.with_type(_staged_type(field.type)) for field in schema])
+
+
+def _staged_type(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_duration(kind):
+        return pa.int64()
+    if pa.types.is_null(kind):
+        return pa.bool_()
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_staged_type(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        key, item = (field.with_type(_staged_type(field.type)) for field in (kind.key_field, kind.item_field))
+        return pa.map_(key, item)
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_staged_type(kind.value_type)))
+    return kind
+
+
+def _restored(staged: Column, kind: pa.DataType) -> Column:
+    """Return a staged column as values of a type."""
+    from pyspark.sql import functions as f
+
+    if _staged_type(kind).equals(kind):
+        return staged
+    if pa.types.is_duration(kind):
+        day, zero = f.expr("86400000000L"), f.lit(0)
+        seconds = (staged % day).cast("decimal(20,0)") * f.expr("0.000001BD")
+        days = f.call_function("div", staged, day).cast("int")  # `/` is of doubles, which have not as many digits
+        return f.make_dt_interval(days, zero, zero, seconds.cast("decimal(18,6)"))
+    if pa.types.is_struct(kind):
+        fields = [_restored(staged.getField(field.name), field.type).alias(field.name) for field in kind]
+        return f.when(staged.isNotNull(), f.struct(*fields))
+    if pa.types.is_map(kind):
+        keys = f.transform(f.map_keys(staged), lambda key: _restored(key, kind.key_type))
+        return f.map_from_arrays(keys, f.transform(f.map_values(staged), lambda item: _restored(item, kind.item_type)))
+    if pa.types.is_list(kind):
+        return f.transform(staged, lambda item: _restored(item, kind.value_type))
+    return f.lit(None)
