@@ -1,5 +1,8 @@
 """Folders that only this user can enter, in which processes of a host meet, and locks that end with their process.
 
+A process that was forked, by a user's function for example, has its parent's locks and connections open, and would keep
+them when the parent has ended: it closes its copies at once.
+
 Never: know what for.
 """
 
@@ -10,6 +13,8 @@ import os
 import stat
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
+from weakref import WeakSet
 
 LONGEST_SOCKET_PATH = 100
 """A Unix socket's path has hardly more bytes than this on any system."""
@@ -41,10 +46,11 @@ class FileLock:
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        close_in_forks(self)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            os.close(self._file)
+            self.release()
             raise
 
     def fileno(self) -> int:
@@ -59,4 +65,31 @@ class FileLock:
 
     def release(self) -> None:
         """Let another one have it."""
-        os.close(self._file)
+        self.close()
+
+    def close(self) -> None:
+        """Close this process's descriptor: another one that has it as well still holds the lock."""
+        file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+_closed_in_forks: WeakSet[_Closable] = WeakSet()
+
+
+def close_in_forks(opened: _Closable) -> None:
+    """Let processes that this one forks close what is open, if it still is then. It stays open here."""
+    _closed_in_forks.add(opened)
+
+
+def _close_all() -> None:
+    for each in list(_closed_in_forks):
+        with suppress(OSError):
+            each.close()
+
+
+os.register_at_fork(after_in_child=_close_all)

@@ -132,7 +132,7 @@ def test_it_outlives_who_started_it_and_ends_when_all_are_killed(starts: Path) -
 
 
 def test_nothing_that_it_evaluates_keeps_it_when_its_users_are_killed(spark: SparkSession, starts: Path) -> None:
-    """What takes an hour is not for anyone any more."""
+    """What takes an hour is not for anyone any more: it ends at once, be the process needed by others or not."""
     forever = operator_of(spark, "aggregate(sequence(1, 100000), n, (sum, x) -> sum * 31 % 1000003 + x) AS sum")
     context = {
         "uid": "x", "subtask": 0, "parallelism": 1, "catalyst_memory_bytes": MEMORY,
@@ -147,7 +147,11 @@ def test_nothing_that_it_evaluates_keeps_it_when_its_users_are_killed(spark: Spa
         assert process.stdout.readline() == b"begins\n"
         (java,) = javas(helper)
         wait_until(lambda: b"evaluator" in threads_that_run(java))
+        connection, _ = helper.connect()
         process.kill()
+        wait_until(lambda: b"evaluator" not in threads_that_run(java))
+        assert javas(helper) == [java]
+        connection.close()
         wait_until(lambda: not javas(helper))
 
 
@@ -344,13 +348,17 @@ def test_what_one_that_was_killed_left_is_deleted_after_a_day(temporary: Path) -
 
 
 def test_a_folder_that_is_not_the_user_s_is_not_used(temporary: Path) -> None:
-    """Anybody may make one of that name where all write; the process then meets nobody."""
-    helper_jvm._own_folder.cache_clear()
+    """Anybody may make one of that name where all write: the user's processes meet in one of another name."""
     shared = helper_jvm._folder_of_user()
     assert shared.parent == temporary and shared.stat().st_mode & 0o777 == 0o700
     shared.rename(temporary / "elsewhere")
     shared.symlink_to(temporary / "elsewhere")
     own = HelperJvm(MEMORY).folder.parent
-    assert own.parent == temporary and own != shared and own.stat().st_mode & 0o777 == 0o700
+    assert own == shared.with_name(f"{shared.name}-1") and own.stat().st_mode & 0o777 == 0o700
     assert HelperJvm(MEMORY).folder.parent == own
-    helper_jvm._own_folder.cache_clear()
+    for number in range(2, helper_jvm._NAMES):
+        (temporary / f"{shared.name}-{number}").touch()
+    own.rmdir()
+    own.touch()
+    with pytest.raises(DeploymentError, match="Set TMPDIR to a folder of this user's"):
+        HelperJvm(MEMORY)

@@ -79,7 +79,8 @@ import scala.runtime.AbstractPartialFunction;
  *
  * Any other connection evaluates one projection, or one aggregate function. First comes what it is (see `served`),
  * answered by the Arrow schemas of what goes in and what comes out; then batches, each after a number and answered by
- * one. An answer is a byte, which is 0 unless it is an error's, the number of bytes that follow, and those.
+ * one. An answer is a byte, which is 0 unless it is an error's, the number of bytes that follow, and those. Whether its
+ * client is gone is looked at between two rows, ten times a second: what takes an hour would be for nobody.
  */
 public final class Evaluator implements Runnable {
     private static final ThreadLocal CONF = new ThreadLocal();
@@ -90,6 +91,7 @@ public final class Evaluator implements Runnable {
     private static long until = after(GRACE_MS); // without a lifeline
     private static boolean ends = false;
     private static int pid;
+    private static volatile int ticks = 0; // ten a second: what a loop over rows looks at instead of a clock
 
     private final SocketChannel channel;
 
@@ -112,6 +114,18 @@ public final class Evaluator implements Runnable {
         start("acceptor", new Runnable() {
             public void run() {
                 accept(server);
+            }
+        });
+        start("ticker", new Runnable() {
+            public void run() {
+                try {
+                    while (true) {
+                        Thread.sleep(100);
+                        ticks++;
+                    }
+                } catch (InterruptedException error) {
+                    // Nobody interrupts it.
+                }
             }
         });
         awaitLastUser();
@@ -203,6 +217,7 @@ public final class Evaluator implements Runnable {
         Served served;
         try {
             served = served(request, partition, ownSeeds);
+            served.client = channel;
         } catch (Throwable error) {
             answerError(error);
             return;
@@ -216,6 +231,8 @@ public final class Evaluator implements Runnable {
                 ArrowRecordBatch batch = MessageSerializer.deserializeRecordBatch(new ReadChannel(channel), served.allocator);
                 try {
                     answer = served.evaluate(kind, batch);
+                } catch (ClientGoneException error) {
+                    throw error;
                 } catch (Throwable error) {
                     failure = error;
                 }
@@ -296,6 +313,24 @@ public final class Evaluator implements Runnable {
     /** What a connection is for. */
     private abstract static class Served {
         final BufferAllocator allocator = ArrowUtils$.MODULE$.rootAllocator().newChildAllocator("evaluator", 0, Long.MAX_VALUE);
+        SocketChannel client;
+        private int seen = ticks;
+
+        /** Throws an exception if the client is gone, which sends nothing while it waits for an answer. */
+        final void checkClient() throws IOException {
+            if (seen == ticks) {
+                return;
+            }
+            seen = ticks;
+            client.configureBlocking(false);
+            try {
+                if (client.read(ByteBuffer.allocate(1)) < 0) {
+                    throw new ClientGoneException();
+                }
+            } finally {
+                client.configureBlocking(true);
+            }
+        }
 
         /** Answers a batch; what the number before it means is the subclass's. */
         abstract byte[] evaluate(int kind, ArrowRecordBatch batch) throws IOException;
@@ -312,6 +347,9 @@ public final class Evaluator implements Runnable {
             MessageSerializer.serialize(channel, out.root.getSchema());
             return bytes.toByteArray();
         }
+    }
+
+    private static final class ClientGoneException extends IOException {
     }
 
     private static Served served(byte[] request, int partition, boolean ownSeeds) throws Exception {
@@ -462,6 +500,7 @@ public final class Evaluator implements Runnable {
         byte[] evaluate(int kind, ArrowRecordBatch batch) throws IOException {
             output.writer.reset();
             for (Iterator rows = input.of(batch); rows.hasNext();) {
+                checkClient();
                 InternalRow row = projection.apply((InternalRow) rows.next());
                 if (generator == null) {
                     output.write(row);
@@ -472,10 +511,11 @@ public final class Evaluator implements Runnable {
             return output.made();
         }
 
-        private GenericArrayData generated(InternalRow row) {
+        private GenericArrayData generated(InternalRow row) throws IOException {
             List made = new ArrayList();
             IterableOnce rows = (IterableOnce) generator.eval(row);
             for (scala.collection.Iterator each = rows.iterator(); each.hasNext();) {
+                checkClient();
                 made.add(((InternalRow) each.next()).copy());
             }
             return new GenericArrayData(made.toArray());
@@ -566,8 +606,9 @@ public final class Evaluator implements Runnable {
             return made.made();
         }
 
-        private void lift(Iterator rows) {
+        private void lift(Iterator rows) throws IOException {
             while (rows.hasNext()) {
+                checkClient();
                 InternalRow row = (InternalRow) rows.next();
                 begin();
                 if (!row.isNullAt(condition) && row.getBoolean(condition)) {
@@ -581,9 +622,10 @@ public final class Evaluator implements Runnable {
             }
         }
 
-        private void merge(Iterator rows) {
+        private void merge(Iterator rows) throws IOException {
             int group = -1;
             while (rows.hasNext()) {
+                checkClient();
                 InternalRow row = (InternalRow) rows.next();
                 if (row.getInt(1) != group) {
                     if (group >= 0) {
@@ -599,8 +641,9 @@ public final class Evaluator implements Runnable {
             }
         }
 
-        private void finish(Iterator rows) {
+        private void finish(Iterator rows) throws IOException {
             while (rows.hasNext()) {
+                checkClient();
                 InternalRow row = (InternalRow) rows.next();
                 if (evaluate != null) {
                     pointTo(row);

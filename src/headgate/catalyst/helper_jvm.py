@@ -4,18 +4,19 @@ Those who need it meet in a folder that only this user can enter. Whoever gets t
 inherits the lock and holds it as long as it lives; all connect to its socket. Each user has a connection to it open on
 which nothing is sent. When there has been none for ten seconds it renames the folder, deletes it and ends, so whoever
 comes at that moment makes a new folder and starts a new process. One that is killed leaves the folder, with its log.
+One that greets nobody for two minutes has not started: who has started it kills it.
 
 Never: know what is evaluated.
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import importlib.util
 import os
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -26,15 +27,26 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from headgate.catalyst.class_archive import ClassArchive
+from headgate.catalyst.class_archive import ClassArchive, delete_unused
 from headgate.errors import DeploymentError, HelperLostError
-from headgate.private_files import LONGEST_SOCKET_PATH, FileLock, make_private
+from headgate.private_files import LONGEST_SOCKET_PATH, FileLock, close_in_forks, make_private
 
 _HERE: Final = Path(__file__).parent
 _OPENS: Final = ("java.lang", "java.lang.invoke", "java.nio", "java.util", "sun.nio.ch", "sun.util.calendar")
 _STEP_S: Final = 0.05
 _GREETING_S: Final = 0.5
+_START_S: Final = 120.0
+"""How long one is waited for that greets nobody."""
 _KEPT_S: Final = 86400
+_ENDED_FROM_OUTSIDE: Final = {
+    each
+    for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    for each in (-number, 128 + number)
+}
+"""How a process ends that somebody else ended, the system for want of memory among them: by the signal, or as Java or a
+shell report it."""
+_NAMES: Final = 100
+"""So many names are tried for the folder of a user, one of which another user would have."""
 _SHOWN: Final = 2000
 """So many characters of the end of its log are in an error's message."""
 
@@ -111,6 +123,8 @@ class HelperJvm:
         self._archived: list[str] = []
         self._log = self.folder / "log"
         self._started: subprocess.Popen[bytes] | None = None
+        self._asked_s: float | None = None
+        """Since when there has been no greeting."""
 
     def connect(self) -> tuple[socket.socket, int]:
         """Return a new connection, and the id of the process; if there is none, start it and wait for it.
@@ -118,7 +132,9 @@ class HelperJvm:
         Raises
         ------
         DeploymentError
-            It did not start.
+            It cannot be started.
+        HelperLostError
+            It was ended from outside while it started, or greets nobody.
         """
         while (found := self._connected()) is None:
             time.sleep(_STEP_S)
@@ -132,7 +148,9 @@ class HelperJvm:
         Raises
         ------
         DeploymentError
-            It did not start.
+            It cannot be started.
+        HelperLostError
+            It was ended from outside while it started, or greets nobody.
         """
         while (found := self._connected()) is None:
             time.sleep(_STEP_S)
@@ -150,6 +168,7 @@ class HelperJvm:
     def _connected(self) -> tuple[socket.socket, int] | None:
         """Return a new connection; if it cannot be had yet, see to it that there will be one."""
         connection = socket.socket(socket.AF_UNIX)
+        close_in_forks(connection)
         connection.settimeout(_GREETING_S)
         try:
             connection.connect(str(self.folder / "socket"))
@@ -158,12 +177,32 @@ class HelperJvm:
             greeting = b""
         if len(greeting) == 4:
             connection.settimeout(None)
-            self._started = None
+            self._started = self._asked_s = None
             return connection, int.from_bytes(greeting)
         connection.close()
         self._check()
+        self._check_time()
         self._start()
         return None
+
+    def _check_time(self) -> None:
+        """Raise an error if there has been no greeting for too long; the process that this has started is killed."""
+        if self._asked_s is None:
+            self._asked_s = time.monotonic()
+        waited_s = time.monotonic() - self._asked_s
+        if waited_s < _START_S:
+            return
+        own, self._started, self._asked_s = self._started, None, None
+        if own is None or own.poll() is not None:
+            pid, which = None, f"with {self.folder} at the end of its command, of another slot: if it hangs, end it."
+        else:
+            own.kill()
+            pid, which = own.pid, f"{own.pid}. It was ended: the next try starts another one."
+        raise HelperLostError(
+            f"The Java process for expressions of this query has not answered for {waited_s:.0f} s. It is the process "
+            f"{which} {self._output()}",
+            pid=pid,
+        )
 
     def _check(self) -> None:
         """Raise an error if the process that this has started never listened.
@@ -173,9 +212,16 @@ class HelperJvm:
         status = self._started and self._started.poll()
         if not status:
             return
+        pid = self._started and self._started.pid
         self._started = None  # whatever is in the folder from now on may be another one's
         if (self.folder / "socket").exists():
             return
+        if status in _ENDED_FROM_OUTSIDE:
+            raise HelperLostError(
+                f"The Java process {pid} for expressions of this query was ended from outside while it started (status "
+                f"{status}): if by the system, the host has too little memory. {self._output()}",
+                pid=pid,
+            )  # fmt: skip
         if self._archived:
             self._archive.discard()
         else:
@@ -208,6 +254,7 @@ class HelperJvm:
         finally:
             lock.release()
         _delete_old(self.folder.parent)
+        delete_unused(self.folder.parent)
 
     def _output(self) -> str:
         try:
@@ -235,21 +282,27 @@ def _command(memory_bytes: int, options: Sequence[str]) -> list[str]:
 
 
 def _folder_of_user() -> Path:
-    """Return the folder for this user's processes on this host; if another user has it, one of this process's own."""
+    """Return the folder for this user's processes on this host: the first of some names that no other user has.
+
+    Raises
+    ------
+    DeploymentError
+        Others have all of them, or none can be made.
+    """
     place = tempfile.gettempdir()
-    if len(f"{place}/headgate-{os.getuid()}/0123456789abcdef/socket") > LONGEST_SOCKET_PATH:
+    if len(f"{place}/headgate-{os.getuid()}-{_NAMES}/0123456789abcdef/socket") > LONGEST_SOCKET_PATH:
         place = "/tmp"
-    folder = Path(place) / f"headgate-{os.getuid()}"
-    try:
-        make_private(folder)
-    except OSError:
-        return _own_folder(place)
-    return folder
-
-
-@functools.cache
-def _own_folder(place: str) -> Path:
-    return Path(tempfile.mkdtemp(prefix="headgate-", dir=place))
+    for number in range(_NAMES):
+        folder = Path(place) / (f"headgate-{os.getuid()}" + (f"-{number}" if number else ""))
+        with suppress(OSError):
+            make_private(folder)
+            return folder
+    raise DeploymentError(
+        "Expressions of this query are evaluated by Spark's own code, whose process needs a folder that only this user "
+        f"can enter. None can be made: {place}/headgate-{os.getuid()} and its like belong to others, or nobody may "
+        "write there. Set TMPDIR to a folder of this user's.",
+        folder=place,
+    )  # fmt: skip
 
 
 def _delete_old(of_user: Path) -> None:
