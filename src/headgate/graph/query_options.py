@@ -112,7 +112,7 @@ QUERY_OPTION_SPECS: tuple[OptionSpec, ...] = (
     OptionSpec("catalyst.extraJavaOptions", text, "", "further options of that Java"),
     OptionSpec("exchange.memory", size_bytes, 32 << 20, "rows on their way in an exchange, in each subtask"),
     OptionSpec("exchange.buffer-timeout", _duration_or_zero_ms, 5, "how long rows wait to be sent together"),
-    OptionSpec("heartbeat.timeout", duration_ms, 10_000, "silence after which a slot is lost"),
+    OptionSpec("heartbeat.timeout", duration_ms, 10_000, "silence after which a slot that has begun is lost"),
     OptionSpec("task.stuck.timeout", duration_ms, 30_000, "time in one call after which a worker is ended"),
     OptionSpec("transport.host", text, None, "the address of the driver's endpoint; default: loopback in local mode"),
     OptionSpec("transport.port", integer(0, 65535), 0, "its port; 0: any that is free"),

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from headgate.protocol.key_groups import KeyGroupRange, key_group_range
+from headgate.protocol.messages import HelperProgress
 
 
 class HelperUse(msgspec.Struct):
@@ -35,6 +36,12 @@ class HelperUse(msgspec.Struct):
         self.requests += 1
         self.rows += rows
         self.busy_ms += took_ms
+
+    def progress(self) -> HelperProgress | None:
+        """Return it as figures; None: nothing was done."""
+        if not self.requests:
+            return None
+        return HelperProgress(requests=self.requests, rows=self.rows, busy_ms=round(self.busy_ms))
 
 
 class OperatorContext(msgspec.Struct, frozen=True, kw_only=True):

@@ -48,6 +48,7 @@ from headgate.protocol.operator_context import OperatorContext
 from headgate.protocol.state import OperatorState
 from headgate.runtime.chain_figures import ChainFigures, OperatorFigures
 from headgate.runtime.clocks import work_ms
+from headgate.runtime.overdue_progress import UnderWay
 from headgate.runtime.slices import LONGEST_TRIAL_MS, SliceController
 from headgate.sink import SinkWriter
 from headgate.source.watermark import MAX_WATERMARK_MS
@@ -203,6 +204,8 @@ class StageChain:
         self._writers: dict[str, SinkWriter] = {}
         self._skipped = 0
         self._bad_rows = 0
+        self.under_way: UnderWay | None = None
+        """The call that an operator or a sink is in. Replaced as a whole: any thread may read it."""
         self.position_of: Callable[[str, str], str | None] = lambda source, split: None
         """Returns the position of a source's split, as text, for the sink of bad records."""
 
@@ -513,6 +516,7 @@ class StageChain:
             self._waiting.appendleft(msgspec.structs.replace(item, batch=item.batch.slice(rows)))
             item = msgspec.structs.replace(item, batch=item.batch.slice(0, rows))
         began_ms = self._clock_ms()
+        self.under_way = UnderWay(item.uid, began_ms)
         if item.uid == SINK_UID:
             self._writers[SINK_UID].write(item.batch)
         elif item.uid in self._outputs:
@@ -531,6 +535,7 @@ class StageChain:
             if self._event_time_operators.get(item.source) == item.uid:
                 self._report_event_times(item)
         took_ms = self._clock_ms() - began_ms
+        self.under_way = None
         if item.source:
             self._arrived[item.source][item.uid] += rows
         if item.uid == SINK_UID and self._waits_for_rows():
@@ -565,6 +570,7 @@ class StageChain:
         self._waiting.extendleft(reversed(items))
 
     def _failed(self, item: _Rows, error: Exception) -> None:
+        self.under_way = None
         call = self._call(item.uid, item.source, item.split)
         once = isinstance(self._operators[item.uid], KeyedOperator)
         if once or self._definition.bad_records == "fail" or not bad_records.is_of_the_record(error):
@@ -589,11 +595,13 @@ class StageChain:
         uid, operator = operators[step.index]
         emitted: list[tuple[pa.RecordBatch, str]] = []
         began_ms = self._clock_ms()
+        self.under_way = UnderWay(uid, began_ms)
         try:
             step.call(operator, _collector(emitted))
         except Exception as error:
             raise bad_records.explain(error, self._call(uid, "", "")) from error
         self._figures[uid].busy_ms += self._clock_ms() - began_ms
+        self.under_way = None
         self._waiting.appendleft(msgspec.structs.replace(step, index=step.index + 1))
         self._feed(uid, emitted, "")
 

@@ -37,6 +37,7 @@ from headgate.runtime.execution_context import ExecutionContext
 from headgate.runtime.input_exchanges import InputExchanges
 from headgate.runtime.mailbox import Mail
 from headgate.runtime.output_exchange import OutputExchange
+from headgate.runtime.overdue_progress import UnderWay
 from headgate.runtime.restored import RestoredState, read_rows, recovered_input
 from headgate.runtime.snapshot_parts import StoredRows
 from headgate.runtime.snapshots import SafeSnapshot, Snapshots
@@ -582,6 +583,11 @@ class Execution:
     # Figures and ends.
 
     @property
+    def under_way(self) -> UnderWay | None:
+        """The call that an operator or the sink is in. Any thread."""
+        return None if self._chain is None else self._chain.under_way
+
+    @property
     def reports(self) -> bool:
         """Whether there are figures to report."""
         return self._loop.has_started or self._restore_progress() is not None
@@ -631,7 +637,7 @@ class Execution:
             queue_batches=sum(batches for batches, _ in queued) if queued else None,
             queue_bytes=sum(size for _, size in queued) if queued else None,
             buffer_pool_use=max((round(each.use, 3) for each in self._outputs.values()), default=None),
-            helper=self._helper_progress(),
+            helper=self._helper_use.progress(),
             metrics=metrics,
             pending_records=pending,
         )
@@ -646,12 +652,6 @@ class Execution:
             {uid: each.metrics for uid, each in found.items() if each.metrics},
             {uid: each.pending_records for uid, each in found.items() if each.pending_records},
         )
-
-    def _helper_progress(self) -> msg.HelperProgress | None:
-        use = self._helper_use
-        if not use.requests:
-            return None
-        return msg.HelperProgress(requests=use.requests, rows=use.rows, busy_ms=round(use.busy_ms))
 
     def _restore_progress(self) -> msg.RestoreProgress | None:
         return None if self._restored is None else self._restored.progress()

@@ -77,6 +77,8 @@ class SlotSettings(msgspec.Struct, frozen=True, kw_only=True):
         Where state that lies in files is read from, and the address file.
     heartbeat_timeout_ms, stuck_timeout_ms
         When a silent slot, and a subtask that makes no progress, is given up.
+    start_timeout_ms
+        When a silent slot is given up whose subtasks have not begun, if that is longer.
     time_zone
         For texts without one (an IANA name).
     versions
@@ -95,6 +97,7 @@ class SlotSettings(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_location: str
     heartbeat_timeout_ms: int
     stuck_timeout_ms: int
+    start_timeout_ms: int = 0
     time_zone: str
     versions: Versions
     application: str = ""
@@ -153,9 +156,12 @@ class SlotRuntime:
             self._process,
             stuck_timeout_ms=settings.stuck_timeout_ms,
             heartbeat_timeout_ms=settings.heartbeat_timeout_ms,
+            start_timeout_ms=settings.start_timeout_ms,
             report=self._report_stuck,
             end=self._end_stuck,
+            look=self._report_overdue,
         )
+        self._begun: set[int] = set()  # stages whose subtasks run
 
     def _open_services(self) -> SlotServices:
         """Return what the subtasks share; only what stores and reads state where there is no exchange."""
@@ -302,7 +308,7 @@ class SlotRuntime:
             self._definition,
             stage,
             place,
-            post=lambda message: self._inbox.put(machine.MessagePosted(message)),
+            post=self._post,
             on_ended=lambda execution: self._inbox.put(machine.SubtaskEnded(stage, execution)),
             read_state=self._storage.read_state,
             services=self._services,
@@ -310,6 +316,21 @@ class SlotRuntime:
         self._watchdog.watch(f"subtask {stage}.{self._slot}", runner.busy_since)
         self._watchdog.watch(f"a fetch of subtask {stage}.{self._slot}", runner.fetching_since)
         return runner
+
+    def _post(self, message: msg.FromSlot) -> None:
+        """On the thread of a subtask."""
+        self._inbox.put(machine.MessagePosted(message))
+        if isinstance(message, msg.SubtaskRunning):
+            self._begun.add(message.stage)
+            if len(self._begun) == len(self._definition.graph.stages):
+                self._watchdog.slot_began()
+
+    def _report_overdue(self) -> None:
+        """Send figures of subtasks whose threads are in a long call; on the watchdog's thread."""
+        for runner in list(self._runners.values()):
+            progress = runner.overdue_progress()
+            if progress is not None:
+                self._inbox.put(machine.MessagePosted(progress))
 
     def _report_stuck(self, what: str, stacks: str) -> None:
         """Report to the coordinator before the slot ends; on the watchdog's thread."""

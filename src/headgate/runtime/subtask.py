@@ -26,6 +26,7 @@ from headgate.protocol.state import FileState, OperatorState
 from headgate.runtime.execution import Execution
 from headgate.runtime.execution_context import ExecutionContext, SlotPlace, SlotServices
 from headgate.runtime.mailbox import Mail, Mailbox
+from headgate.runtime.overdue_progress import Reported, nothing_yet, overdue_progress
 from headgate.task import subtask as machine
 
 _log = logging.getLogger(__name__)
@@ -87,6 +88,7 @@ class Subtask:
             host=place.host,
         )
         self._execution: Execution | None = None
+        self._reported: Reported | None = None
         self._events: deque[machine.Event] = deque()
         self._handling = False
 
@@ -128,6 +130,13 @@ class Subtask:
         execution = self._execution
         return None if execution is None else execution.fetching_since()
 
+    def overdue_progress(self) -> msg.SubtaskProgress | None:
+        """Return figures where its thread reports none, because a call lasts; None: it reports. Any thread."""
+        execution, last = self._execution, self._reported
+        if execution is None or last is None or last.progress.execution != execution.number:
+            return None
+        return overdue_progress(last, execution.under_way, self._services.work_ms(), PROGRESS_PERIOD_MS)
+
     def finish(self, finished: Future[None]) -> None:
         """Let the sink publish what the last checkpoint left to it; ``finished`` is done when it has."""
         try:
@@ -168,7 +177,9 @@ class Subtask:
         self._mailbox.run_after(PROGRESS_PERIOD_MS, Mail(self.on_progress_due))
         execution = self._execution
         if execution is not None and execution.reports:
-            self.post(execution.progress())
+            progress = execution.progress()
+            self._reported = Reported(progress, self._services.work_ms())
+            self.post(progress)
 
     def _on_error(self, error: BaseException) -> None:
         """Fail the execution, whatever raised. What is still to be handled came of it, and makes no sense without."""
@@ -207,6 +218,8 @@ class Subtask:
             case machine.CloseAll():
                 self.close()
             case machine.Post(message=message):
+                if isinstance(message, msg.SubtaskRunning):  # its first call may be a long one
+                    self._reported = Reported(nothing_yet(self._stage, message.execution), self._services.work_ms())
                 self.post(message)
             case (
                 machine.AddSplits() | machine.NotifyNoMoreSplits() | machine.HandEvent() | machine.SetUnassigned()

@@ -104,6 +104,10 @@ class SubtaskThread:
         """Return since when the oldest fetch of a reader blocks (monotonic seconds); None: none does. Any thread."""
         return self.subtask.fetching_since()
 
+    def overdue_progress(self) -> msg.SubtaskProgress | None:
+        """Return figures where the thread reports none, because a call lasts; None: it reports. Any thread."""
+        return self.subtask.overdue_progress()
+
     @property
     def number(self) -> int:
         """The execution that was deployed last. Any thread."""

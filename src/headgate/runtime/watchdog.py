@@ -118,11 +118,16 @@ class Watchdog:
     heartbeat_timeout_ms
         A process of the slot's own ends when no beat was possible for so long (``heartbeat.timeout``), in
         milliseconds.
+    start_timeout_ms
+        The same until the slot has begun: what it imports may hold the GIL, on cores that it shares with others that
+        start.
     report
         Called before the slot ends because a watched call is stuck, with a sentence that says which, and all
         stacks. It may block until the report is out; not longer than the heartbeat's time-out.
     end
         Ends the slot; called once, after ``report``.
+    look
+        Called on the watchdog's thread once a second or so; must not block.
     """
 
     def __init__(
@@ -131,16 +136,20 @@ class Watchdog:
         *,
         stuck_timeout_ms: int,
         heartbeat_timeout_ms: int,
+        start_timeout_ms: int = 0,
         report: Callable[[str, str], object],
         end: Callable[[], object],
+        look: Callable[[], object] = lambda: None,
     ) -> None:
         look_ms = max(1, min(1000, stuck_timeout_ms // 4, heartbeat_timeout_ms // 4))
         self._machine = ProgressMachine(stuck_timeout_ms=stuck_timeout_ms, look_ms=look_ms)
         self._look_s = look_ms / 1000
         self._heartbeat_timeout_s = heartbeat_timeout_ms / 1000
+        self._beat_timeout_s = max(start_timeout_ms, heartbeat_timeout_ms) / 1000
         self._process = process
         self._report = report
         self._end = end
+        self._look_too = look
         self._lock = threading.Lock()
         # Guarded by _lock:
         self._watched: dict[str, Callable[[], float | None]] = {}
@@ -150,6 +159,10 @@ class Watchdog:
     def start(self) -> None:
         """Begin to beat."""
         self._thread.start()
+
+    def slot_began(self) -> None:
+        """Let the heartbeat's time-out count from now on: all of the slot's subtasks run. Any thread."""
+        self._beat_timeout_s = self._heartbeat_timeout_s
 
     def watch(self, name: str, since_s: Callable[[], float | None]) -> None:
         """Watch calls of a kind, from any thread.
@@ -181,8 +194,9 @@ class Watchdog:
     def _run(self) -> None:
         try:
             while not self._closing.is_set():
-                self._process.beat(self._heartbeat_timeout_s)
+                self._process.beat(self._beat_timeout_s)
                 self._look()
+                self._look_too()
                 self._closing.wait(self._look_s)
         finally:
             self._process.rest()

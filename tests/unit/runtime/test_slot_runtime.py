@@ -11,6 +11,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -126,6 +127,7 @@ class Slot:
             checkpoint_location=str(location),
             heartbeat_timeout_ms=HEARTBEAT_MS,
             stuck_timeout_ms=stuck_ms,
+            start_timeout_ms=2 * HEARTBEAT_MS,
             time_zone="UTC",
             versions=Versions.here(),
         )
@@ -409,6 +411,55 @@ def test_a_stuck_slot_leaves_a_process_that_it_shares_alone(
     slot.sink.stuck.set()
     abandoned[0].join(PATIENCE_S)
     assert slot.sink.calls[-1] == "close"
+
+
+def test_a_subtask_in_a_long_call_has_figures_that_say_so(
+    coordinator: Coordinator, shared: SharedProcess, tmp_path: Path
+) -> None:
+    """From the first call on, before it could report any itself: the time is the call's, rows are what they were."""
+    slot = Slot(tmp_path, coordinator.server.address, process=shared)
+    slot.runtime._watchdog._look_s = 0.02
+    slot.start()
+    coordinator.accept()
+    slot.sink.stuck = threading.Event()
+    coordinator.deploy()
+    slot.source.reader.offer("s", 1, 2)
+    seen: list[msg.SubtaskProgress] = []
+    while len(seen) < 3:
+        progress = coordinator.next(msg.SubtaskProgress)
+        if progress.busy_ms.get("sink"):
+            seen.append(progress)
+    for before, after in pairwise(seen):
+        assert before.time is not None and after.time is not None
+        assert after.busy_ms["sink"] > before.busy_ms["sink"] and after.time.elapsed_ms > before.time.elapsed_ms
+        assert (after.rows_out, after.time.idle_ms, after.positions) == (before.rows_out, before.time.idle_ms, {})
+    slot.sink.stuck.set()
+    wait_until(lambda: slot.sink.numbers == [1, 2])
+    while coordinator.next(msg.SubtaskProgress).rows_out.get("sink") != 2:
+        pass
+    coordinator.send(msg.ShutDownSlot())
+    assert slot.join() is None
+
+
+def test_a_process_has_longer_between_two_beats_until_its_slot_has_begun(
+    coordinator: Coordinator, tmp_path: Path
+) -> None:
+    """What it imports may hold the GIL, on cores that many processes share which start at once."""
+    beats: set[float] = set()
+
+    class Process(SharedProcess):
+        def beat(self, timeout_s: float) -> None:
+            beats.add(timeout_s)
+
+    slot = Slot(tmp_path, coordinator.server.address, process=Process((), pickle.loads))
+    slot.runtime._watchdog._look_s = 0.02
+    slot.start()
+    coordinator.accept()
+    wait_until(lambda: beats == {2 * HEARTBEAT_MS / 1000})
+    coordinator.deploy()
+    wait_until(lambda: beats == {2 * HEARTBEAT_MS / 1000, HEARTBEAT_MS / 1000})
+    coordinator.send(msg.ShutDownSlot())
+    assert slot.join() is None
 
 
 def test_a_sink_that_does_not_publish_in_time_ends_the_slot_with_an_error(

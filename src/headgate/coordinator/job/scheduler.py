@@ -36,6 +36,7 @@ from headgate.coordinator.job.restart_strategy import ExponentialDelay, RestartO
 from headgate.coordinator.slots.slots import (
     AcceptSlot,
     FenceSlot,
+    SlotBegan,
     SlotDisconnected,
     SlotHeard,
     SlotRegistered,
@@ -65,7 +66,7 @@ class SchedulerOptions(msgspec.Struct, frozen=True, kw_only=True):
     restart
         The restart strategy.
     heartbeat_timeout_ms
-        A slot that is not heard of for so long is lost, and so is one that does not come back in it.
+        A slot that has begun and is not heard of for so long is lost, and so is one that does not come back in it.
     registration_timeout_ms
         How long slots may take to come. The first time it ends the query, later it is worth a warning.
     release_timeout_ms
@@ -268,7 +269,16 @@ class Scheduler(Machine):
 
     def refused(self, event: sch.Event) -> str | None:
         """Return why an event cannot have happened: of an execution or a job that is over nothing comes here."""
-        return "that is over" if self._is_stale(event) else None
+        match event:
+            case sch.LinkBroke():
+                is_stale = event.execution != self.execution(event.subtask)
+            case sch.SubtaskStarted() | sch.SubtaskInputEnded() | sch.SubtaskBroke():
+                is_stale = event.execution != self._subtask(event.subtask).execution
+            case sch.JobEnded():
+                is_stale = event.submission != self._submission
+            case _:
+                is_stale = False
+        return "that is over" if is_stale else None
 
     def follow_up(self, event: sch.Event, now_ms: int) -> list[sch.Action]:
         """Return what is due by now."""
@@ -280,17 +290,6 @@ class Scheduler(Machine):
 
     def __str__(self) -> str:
         return "The scheduler"
-
-    def _is_stale(self, event: sch.Event) -> bool:
-        """Return whether an event is of an execution or a job that is over: such things do not come here."""
-        match event:
-            case sch.LinkBroke():
-                return event.execution != self.execution(event.subtask)
-            case sch.SubtaskStarted() | sch.SubtaskInputEnded() | sch.SubtaskBroke():
-                return event.execution != self._subtask(event.subtask).execution
-            case sch.JobEnded():
-                return event.submission != self._submission
-        return False
 
     def state_of(self, event: sch.Event) -> str:
         """Return the state that the tables have for an event: the query's or a subtask's."""
@@ -400,8 +399,7 @@ class Scheduler(Machine):
         if slot not in self._unreached or self._slots.state(slot) != "disconnected":
             return []
         text = f"A slot was lost: slot {slot} has no connection to the driver any more, nor to another slot."
-        error = _error(text, slot)
-        return self._fail([slot], error, now_ms)
+        return self._fail([slot], _error(text, slot), now_ms)
 
     def _on_slot_came_late(self, event: SlotRegistered, now_ms: int) -> list[sch.Action]:
         actions = self._fences_and_welcomes(self._slots.handle(event, now_ms))
@@ -456,6 +454,8 @@ class Scheduler(Machine):
     def _on_subtask_started(self, event: sch.SubtaskStarted, now_ms: int) -> list[sch.Action]:
         self._move(self._subtask(event.subtask), "running")
         self._strategy.started(event.subtask, now_ms)
+        if all(each.state in ("running", "ended") for each in self._columns[event.subtask.subtask]):
+            self._slots.handle(SlotBegan(event.subtask.subtask), now_ms)
         return []
 
     def _on_subtask_input_ended(self, event: sch.SubtaskInputEnded, now_ms: int) -> list[sch.Action]:

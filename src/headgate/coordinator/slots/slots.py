@@ -2,6 +2,9 @@
 
 Never: know what runs in a slot, or restart anything.
 
+A slot has begun when all its subtasks run. Until then its process imports, opens and restores, with others on the same
+cores at that moment: it may be silent, or away, for as long as slots may take to come.
+
 The states are those of one slot. *Stale* is an attempt that is not newer than one that counted and was given up, or
 that belongs to another submission of the job. Only attempts that count are reported as heard of or silent.
 
@@ -54,6 +57,12 @@ class SlotHeard(msgspec.Struct, frozen=True):
     attempt: int
 
 
+class SlotBegan(msgspec.Struct, frozen=True):
+    """All subtasks of a slot run."""
+
+    slot: int
+
+
 class SlotsAwaited(msgspec.Struct, frozen=True):
     """The job was submitted."""
 
@@ -70,7 +79,7 @@ class SlotsTimePassed(msgspec.Struct, frozen=True):
     """Time went on."""
 
 
-Event = SlotRegistered | SlotDisconnected | SlotHeard | SlotsAwaited | SlotsDropped | SlotsTimePassed
+Event = SlotRegistered | SlotDisconnected | SlotHeard | SlotBegan | SlotsAwaited | SlotsDropped | SlotsTimePassed
 
 # What is to be done.
 
@@ -149,6 +158,7 @@ class SlotAttempts(Machine):
             by="_on_slot_registered_again"),
         Row("registered",               SlotDisconnected, "disconnected", [], "it may read on and come back"),
         Row("registered",               SlotHeard,        SAME, [], "it lives"),
+        Row("registered, disconnected", SlotBegan,        SAME, [], "heartbeat.timeout counts from now on"),
         Row("registered",               SlotsTimePassed,  "lost", [FenceSlot, SlotsLost],
             "a process that hangs, or a host that is cut off: Spark does not know", when="silent",
             by="_on_time_present"),
@@ -170,6 +180,7 @@ class SlotAttempts(Machine):
         self.attempt: int | None = None  # the one that counts, or was the last that did
         self.heard_ms = 0
         self.missed_ms: int | None = None  # when its absence is to be noticed
+        self._has_begun = False
         self._job = job
 
     @property
@@ -180,7 +191,13 @@ class SlotAttempts(Machine):
     @property
     def deadline_ms(self) -> int | None:
         """When `SlotsTimePassed` makes a difference, in milliseconds; None: nothing is due."""
-        return self.heard_ms + self._job.heartbeat_timeout_ms if self.is_present else self.missed_ms
+        return self.heard_ms + self._patience_ms if self.is_present else self.missed_ms
+
+    @property
+    def _patience_ms(self) -> int:
+        """How long the attempt that counts may be silent."""
+        heartbeat_ms = self._job.heartbeat_timeout_ms
+        return heartbeat_ms if self._has_begun else max(heartbeat_ms, self._job.registration_timeout_ms)
 
     def refused(self, event: Event) -> str | None:
         """Return why an event cannot have happened: it is of an attempt that does not count."""
@@ -215,10 +232,15 @@ class SlotAttempts(Machine):
         self.heard_ms = now_ms
         return []
 
+    def _on_slot_began(self, event: SlotBegan, now_ms: int) -> list[Action]:
+        self._has_begun = True
+        return []
+
     def _on_time_present(self, event: SlotsTimePassed, now_ms: int) -> list[Action]:
-        if now_ms < self.heard_ms + self._job.heartbeat_timeout_ms:
+        if now_ms < self.heard_ms + self._patience_ms:
             return []
-        reason = f"slot {self.slot} was not heard of for {self._job.heartbeat_timeout_ms} ms (heartbeat.timeout)"
+        which = "heartbeat.timeout" if self._has_begun else "its subtasks had not begun"
+        reason = f"slot {self.slot} was not heard of for {self._patience_ms} ms ({which})"
         fence = self._fence(reason)
         silent = self.state == "registered"
         self.state, self.missed_ms = "lost", now_ms + self._job.registration_timeout_ms
@@ -240,6 +262,7 @@ class SlotAttempts(Machine):
         return fences
 
     def _accept(self, event: SlotRegistered, now_ms: int) -> list[Action]:
+        self._has_begun = self._has_begun and event.attempt == self.attempt
         self.state, self.attempt, self.heard_ms = "registered", event.attempt, now_ms
         self.missed_ms = None
         return [AcceptSlot(event.slot, event.attempt)]
@@ -271,9 +294,10 @@ class Slots:
     parallelism
         How many.
     heartbeat_timeout_ms
-        One that is not heard of for so long is lost, and so is one that does not come back in it.
+        One that has begun and is not heard of for so long is lost, and so is one that does not come back in it.
     registration_timeout_ms
-        One that is awaited for so long is missed.
+        One that is awaited for so long is missed, and one that is there and has not begun is lost after as long a
+        silence.
 
     Examples
     --------
@@ -282,8 +306,10 @@ class Slots:
     []
     >>> machine.handle(SlotRegistered(slot=0, attempt=0, running={}), 300)
     [AcceptSlot(slot=0, attempt=0)]
-    >>> machine.handle(SlotDisconnected(slot=0, attempt=0), 900), machine.next_time_ms()
-    ([], 10000)
+    >>> machine.handle(SlotBegan(slot=0), 700), machine.handle(SlotDisconnected(slot=0, attempt=0), 900)
+    ([], [])
+    >>> machine.next_time_ms()
+    10000
     >>> [type(action).__name__ for action in machine.handle(SlotRegistered(slot=0, attempt=1, running={}), 1_200)]
     ['FenceSlot', 'AcceptSlot', 'SlotsLost']
     """
@@ -306,7 +332,7 @@ class Slots:
             The table of `SlotAttempts` has no row for it.
         """
         match event:
-            case SlotRegistered() | SlotDisconnected() | SlotHeard():
+            case SlotRegistered() | SlotDisconnected() | SlotHeard() | SlotBegan():
                 return self._handle_one(self._slots[event.slot], event, now_ms)
             case SlotsAwaited():
                 self._job.submission = event.submission

@@ -527,6 +527,7 @@ class ContinuousQuery:
             checkpoint_location=self._location,
             heartbeat_timeout_ms=options["heartbeat.timeout"],
             stuck_timeout_ms=options["task.stuck.timeout"],
+            start_timeout_ms=_REGISTRATION_TIMEOUT_MS,
             time_zone=self._definition.time_zone,
             versions=Versions.here(),
             application=self._spark.sparkContext.applicationId or "",

@@ -13,6 +13,7 @@ from headgate.coordinator.slots.slots import (
     Event,
     FenceSlot,
     SlotAttempts,
+    SlotBegan,
     SlotDisconnected,
     SlotHeard,
     SlotRegistered,
@@ -31,15 +32,20 @@ SECOND_JOB = 1 << ATTEMPT_BITS
 
 
 class Machine:
-    """Slots that are checked after each event; their job is submitted."""
+    """Slots that are checked after each event; their job is submitted, and each begins as soon as it has come."""
 
-    def __init__(self, parallelism: int = 1) -> None:
+    def __init__(self, parallelism: int = 1, *, begin: bool = True) -> None:
         self.machine = Slots(parallelism, heartbeat_timeout_ms=10_000, registration_timeout_ms=15_000)
+        self._begin = begin
         assert self(SlotsAwaited(0)) == []
 
     def __call__(self, event: Event, now_ms: int = 0) -> list[Action]:
         actions = self.machine.handle(event, now_ms)
         self.machine.check()
+        if self._begin and any(isinstance(each, AcceptSlot) for each in actions):
+            assert isinstance(event, SlotRegistered)
+            assert self.machine.handle(SlotBegan(event.slot), now_ms) == []
+            self.machine.check()
         return actions
 
 
@@ -100,6 +106,41 @@ def test_a_silent_slot_is_lost_though_its_stream_is_open() -> None:
     fence, lost = machine(SlotsTimePassed(), 14_000)
     assert isinstance(fence, FenceSlot)
     assert lost == SlotsLost((0,), fence.reason, silent=True)
+
+
+@pytest.mark.parametrize("leaves", [False, True], ids=["silent", "disconnected"])
+def test_a_slot_that_has_not_begun_may_be_silent_for_as_long_as_slots_may_take_to_come(leaves: bool) -> None:
+    """Many processes that start at once on a few cores are not lost; once one has begun, its heartbeats count."""
+    machine = Machine(2, begin=False)
+    for slot in range(2):
+        machine(came(0, slot), 0)
+        if leaves:
+            machine(SlotDisconnected(slot, 0), 0)
+    assert machine(SlotBegan(1), 500) == []
+    assert machine.machine.next_time_ms() == 10_000
+    for now_ms in (4_000, 8_000):
+        assert machine(SlotsTimePassed(), now_ms) == []
+    fence, lost = machine(SlotsTimePassed(), 10_000)
+    assert isinstance(lost, SlotsLost) and lost.slots == (1,) and "10000 ms (heartbeat.timeout)" in lost.reason
+    assert machine(SlotsTimePassed(), 14_999) == [] and machine.machine.is_present(0)
+    fence, lost = machine(SlotsTimePassed(), 15_000)
+    assert isinstance(fence, FenceSlot) and "15000 ms (its subtasks had not begun)" in fence.reason
+    assert isinstance(lost, SlotsLost) and lost.slots == (0,)
+
+
+def test_a_newer_attempt_begins_anew_and_one_that_is_back_has_begun() -> None:
+    machine = Machine(begin=False)
+    machine(came(0), 0)
+    machine(SlotBegan(0), 0)
+    machine(SlotDisconnected(0, 0), 1_000)
+    machine(came(0), 2_000)
+    assert machine.machine.next_time_ms() == 10_000  # earlier than need be
+    assert machine(SlotsTimePassed(), 5_000) == machine(SlotsTimePassed(), 10_000) == []
+    assert machine.machine.next_time_ms() == 12_000
+    machine(came(1), 11_000)
+    for now_ms in (15_000, 20_000, 25_000):
+        assert machine(SlotsTimePassed(), now_ms) == []
+    assert kinds(machine(SlotsTimePassed(), 26_000)) == ["FenceSlot", "SlotsLost"]
 
 
 def test_slots_that_are_lost_together_are_one_loss() -> None:
@@ -167,6 +208,8 @@ def test_the_table_is_what_the_machine_does() -> None:
             yield came(attempt)
         yield SlotDisconnected(0, machine.attempt(0) or 0)
         yield SlotHeard(0, machine.attempt(0) or 0)
+        if machine.is_present(0):
+            yield SlotBegan(0)
         yield SlotsDropped("test")
         yield Later(SlotsTimePassed(), 500)
         yield Later(SlotsTimePassed(), 1_000)
@@ -176,5 +219,5 @@ def test_the_table_is_what_the_machine_does() -> None:
         events,
         steps=steps_of(SlotAttempts.TRANSITIONS),
         state=lambda machine, _: machine.state(0),
-        depth=5,
+        depth=7,
     )
