@@ -18,7 +18,10 @@ SRC = Path(__file__).resolve().parents[2] / "src"
 PACKAGE = SRC / "headgate"
 
 # Each folder with what it may import of headgate beside `ANYWHERE` and itself.
-ANYWHERE = {"errors", "event_log", "futures", "machine", "pickling", "private_files", "serial_executor", "versions"}
+ANYWHERE = {
+    "errors", "event_log", "futures", "java_texts", "machine", "pickling", "private_files", "serial_executor",
+    "versions",
+}  # fmt: skip
 MAY_IMPORT: dict[str, set[str]] = {
     "source": set(),
     "protocol": {"source"},  # of that what a connector measured
@@ -56,6 +59,7 @@ WITHOUT_SPARK = (
     "errors.py",
     "event_log.py",
     "futures.py",
+    "java_texts.py",
     "machine.py",
     "pickling.py",
     "private_files.py",

@@ -1,6 +1,7 @@
 """Casts by the rules of Spark's ANSI mode (the default of Spark 4).
 
-Never: lose a value silently: one that does not fit is an error, as in Spark.
+Never: lose a value silently: one that does not fit is an error, as in Spark. Of bytes that are no UTF-8 the text has
+U+FFFD, as Spark shows it (`headgate.java_texts`).
 
 Follows Spark 4.3, "ANSI Compliance": ``CAST``.
 """
@@ -14,6 +15,7 @@ import pyarrow.compute as pc
 from headgate.errors import OptionError
 from headgate.formats.values import cast_strings, session_zone
 from headgate.formats.values_datetime import local_to_utc
+from headgate.java_texts import java_texts
 
 TIMESTAMP = pa.timestamp("us", "UTC")
 TIMESTAMP_NTZ = pa.timestamp("us")
@@ -131,6 +133,8 @@ def _from_string(values: pa.Array, to: pa.DataType, time_zone: str) -> pa.Array:
 def _to_string(values: pa.Array, time_zone: str) -> pa.Array:
     if pa.types.is_date(values.type):
         return _signed_years(values.cast(pa.string()))
+    if pa.types.is_binary(values.type):
+        return java_texts(values)
     if not pa.types.is_timestamp(values.type):
         return values.cast(pa.string())
     local = local_time(values, time_zone) if values.type.tz is not None else values

@@ -1,6 +1,7 @@
 """Fits the columns of bulk files to the wanted schema, with the conversions that Spark's Parquet reader allows.
 
-Never: lose a digit or turn a value that does not fit into null: what Spark refuses is refused here.
+Never: lose a digit or turn a value that does not fit into null: what Spark refuses is refused here. Bytes that are read
+as text and are no UTF-8 have U+FFFD in it, as Spark shows them.
 
 Follows Spark 4.3, ``ParquetVectorUpdaterFactory`` (which widenings there are) and ``ParquetToSparkSchemaConverter``
 (the types of columns without a given schema).
@@ -16,6 +17,7 @@ import pyarrow.compute as pc
 from headgate.errors import BadDataError
 from headgate.formats.names import Names
 from headgate.formats.values_datetime import Zone, local_to_utc
+from headgate.java_texts import java_texts
 
 Convert = Callable[[pa.Array], pa.Array]
 
@@ -119,6 +121,8 @@ def converter(
     plain = spark_type(found)
     if plain == wanted:
         return _plain_converter(found, wanted)
+    if pa.types.is_binary(plain) and pa.types.is_string(wanted):
+        return lambda array: java_texts(_to_plain(array))
     if _widens(plain, wanted):
         return lambda array: _to_plain(array).cast(wanted)
     if pa.types.is_timestamp(plain) and pa.types.is_timestamp(wanted):

@@ -17,7 +17,6 @@ an array is malformed, as is a byte order mark; a byte that is not UTF-8 is repl
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -29,6 +28,7 @@ from headgate.errors import BadDataError
 from headgate.formats.json import OPTIONS, JsonFormat
 from headgate.formats.shared_options import DROPMALFORMED, FAILFAST
 from headgate.formats.values import check_type
+from headgate.java_texts import java_text
 from headgate.source.options import OptionSpec
 
 _NOT_OF_VALUES = frozenset(
@@ -51,7 +51,6 @@ _MOST_SPACE = 16
 _NEWLINE, _RETURN, _TAB, _SPACE, _OPEN, _CLOSE = b"\n\r\t {}"
 _BLANK = b" \t\r\n"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?")
 
 Where = Callable[[int], tuple[str, dict[str, Any]]]
 """Says where the value with this number is from ("at offset 3 of …"), and the facts of an error about it."""
@@ -180,7 +179,7 @@ class _Mixed:
                 self._worst = (place, raw, flaw)
             if parsed is not None:
                 rows.append(parsed)
-                raws.append(None if flaw is None else _utf8(raw).decode())
+                raws.append(None if flaw is None else java_text(raw))
                 order.append(place)
         if rows:
             self._batches.append(self._format.batch_of(rows, raws))
@@ -190,7 +189,7 @@ class _Mixed:
         """Return the row of a value and what is wrong with it; no row if there is nothing but comments."""
         if raw.lstrip(_BLANK).startswith((b"[", _BYTE_ORDER_MARK)):
             return {}, "is not a JSON object"
-        rows, flaw = self._format.parse_record(_utf8(raw))
+        rows, flaw = self._format.parse_record(java_text(raw).encode())
         return (rows[0] if rows else None), flaw
 
     def _result(self) -> tuple[pa.RecordBatch, pa.BooleanArray | None]:
@@ -250,12 +249,3 @@ def _joined(lines: _Bytes, starts: _Places, stops: _Places, places: _Places) -> 
     some = every if len(places) == len(starts) else every.take(pa.array(places))
     text = some.buffers()[2].to_pybytes() if len(some) else b""
     return text, np.frombuffer(some.buffers()[1], np.int32)[1 : len(some) + 1].astype(np.int64) - 1
-
-
-def _utf8(raw: bytes) -> bytes:
-    """Put U+FFFD in place of what is not UTF-8, once for each piece that Java finds: a surrogate is one to it."""
-    try:
-        raw.decode()
-    except UnicodeDecodeError:
-        return _SURROGATE.sub("\ufffd".encode(), raw).decode("utf-8", "replace").encode()
-    return raw

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from headgate.errors import OptionError
 from headgate.formats.base import DocumentFormat, LineBlock, LineFormat, read_document
 from headgate.formats.shared_options import COMPRESSION, ENCODING, LINE_SEP
+from headgate.java_texts import java_text, java_texts
 from headgate.source.options import OptionSpec, boolean
 
 __all__ = ["OPTIONS", "TextDocumentFormat", "TextFormat"]
@@ -71,14 +72,7 @@ class TextFormat(LineFormat):
 
 
 def _to_strings(values: pa.BinaryArray, ascii_only: bool) -> pa.StringArray:
-    strings = values.view(pa.string())
-    if ascii_only:
-        return strings
-    try:
-        strings.validate(full=True)
-    except pa.ArrowInvalid:
-        return pa.array([value.decode("utf-8", "replace") for value in values.to_pylist()], pa.string())
-    return strings
+    return values.view(pa.string()) if ascii_only else java_texts(values)
 
 
 class TextDocumentFormat(DocumentFormat):
@@ -103,5 +97,5 @@ class TextDocumentFormat(DocumentFormat):
         advice = "the most that wholetext reads: read it without wholetext, line by line."
         data = read_document(stream, path, self._max_document_bytes, advice)
         if data:
-            values = pa.array([data.decode("utf-8", "replace")], pa.string())
+            values = pa.array([java_text(data)], pa.string())
             yield pa.RecordBatch.from_arrays([values], schema=self.schema)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 
 from headgate.catalyst.evaluator import Evaluator
+from headgate.java_texts import with_java_texts
 from headgate.operators.catalyst_helper import helper_of
 from headgate.operators.operator import Emit, Operator
 from headgate.protocol.operator_context import OperatorContext
@@ -72,7 +73,9 @@ class CatalystProject(Operator):
         HelperLostError
             The helper has ended.
         """
-        made = self._evaluator.evaluate([batch.column(each) for each in self._arguments], batch.num_rows)
+        given = [batch.column(each) for each in self._arguments]
+        # Spark's texts may be bytes that are no UTF-8, of which Arrow has none.
+        made = [with_java_texts(each) for each in self._evaluator.evaluate(given, batch.num_rows)]
         kinds = self.schema.types[batch.num_columns :]
         columns = [each if each.type == kind else each.cast(kind) for each, kind in zip(made, kinds)]
         emit(pa.RecordBatch.from_arrays([*batch.columns, *columns], schema=self.schema), split_id)

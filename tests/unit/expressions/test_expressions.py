@@ -94,3 +94,13 @@ def test_project_and_filter_refuse_what_cannot_be() -> None:
     with pytest.raises(OptionError, match="has the type int64; a condition is boolean"):
         Filter(SCHEMA, Column(N), "UTC")
     assert Project(SCHEMA, [Column(cast(N, pa.int32()), "m")], "UTC").schema == pa.schema([("m", pa.int32())])
+
+
+def test_bytes_that_are_no_text_are_shown_as_spark_shows_them() -> None:
+    """A key or a value of Kafka's that is cast to a string ends no query; what is valid is as it was."""
+    schema = pa.schema([("value", pa.binary())])
+    values = pa.array([b"a\xffb", None, "é".encode(), b"\xed\xa0\x80"], pa.binary())
+    batch = pa.record_batch([values], schema=schema)
+    found = evaluate(cast(Bound(0, "value"), pa.string()), batch, "UTC")
+    found.validate(full=True)
+    assert found.to_pylist() == ["a\ufffdb", None, "é", "\ufffd"]

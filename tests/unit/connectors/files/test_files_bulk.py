@@ -60,6 +60,10 @@ WIDENINGS = [
         [datetime.datetime(1970, 1, 1)],
     ),
     (pa.array([[1], None, []], pa.list_(pa.int32())), pa.list_(pa.int64()), [[1], None, []]),
+    (pa.array([b"a\xff", None, "é".encode()]), pa.string(), ["a\ufffd", None, "é"]),  # Spark shows it so
+    (pa.array([b"a\xff"]).dictionary_encode(), pa.string(), ["a\ufffd"]),
+    (pa.array([[b"\xed\xa0\x80"], None]), pa.list_(pa.string()), [["\ufffd"], None]),
+    (pa.array([b"\xe9a"], pa.binary(2)), pa.string(), ["\ufffda"]),
     (
         pa.array([{"a": 1, "b": "x"}, None], pa.struct({"a": pa.int32(), "b": pa.string()})),
         pa.struct({"B": pa.string(), "c": pa.int32()}),
