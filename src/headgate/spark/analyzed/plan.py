@@ -84,8 +84,9 @@ def _check_watermark_policy(spark: SparkSession, output: PlanNode) -> None:
     if len(sources) > 1:
         raise UnsupportedOperationError(
             f"The session has {_WATERMARK_POLICY}=max, and the sources {', '.join(sorted(sources))} have "
-            "watermarks: a continuous query goes by the lowest of them, so that rows of the slower source are not "
-            f'late. Call spark.conf.set("{_WATERMARK_POLICY}", "min") before, or run the program with df.writeStream.',
+            "watermarks: a continuous query goes by the lowest of them, so that rows of a slower one are not late. "
+            "From one subtask to another goes one watermark for all: none knows which source is ahead elsewhere. "
+            f'Call spark.conf.set("{_WATERMARK_POLICY}", "min") before, or run the program with df.writeStream.',
             operation="withWatermark", setting=_WATERMARK_POLICY,
         )  # fmt: skip
 
