@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from headgate.catalyst.evaluator import AggregateEvaluator
+from headgate.java_texts import with_java_texts
 from headgate.operators.catalyst_helper import helper_of
 from headgate.operators.windows.aggregates import Accumulator, Partial
 from headgate.protocol.operator_context import OperatorContext
@@ -106,5 +107,5 @@ class CatalystAggregate(Accumulator):
 
     def finish(self, partials: Sequence[Any]) -> Any:
         """Return the results of groups."""
-        made = self._buffers.evaluator.finish(partials[0])
+        made = with_java_texts(self._buffers.evaluator.finish(partials[0]))  # Spark's may be no UTF-8, Arrow's must
         return made if made.type == self.kind else made.cast(self.kind)

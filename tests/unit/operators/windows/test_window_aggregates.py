@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from headgate.errors import OptionError
 from headgate.expressions.expressions import Bound
 from headgate.operators.windows.aggregates import Aggregate, accumulator_of, merge
+from headgate.operators.windows.catalyst_aggregate import CatalystAggregate
 from tests.unit.operators.windows.words import (
     approx_count_distinct,
     avg,
@@ -195,3 +196,13 @@ def test_of_structs(values: list[dict[str, Any] | None], cuts: tuple[int, ...]) 
     for made, wanted in ((min("v"), there[:1]), (max("v"), there[-1:])):
         found = aggregated(made, array, cuts)
         assert ([] if found is None else [rank(found)]) == [rank(each) for each in wanted]
+
+
+def test_a_text_of_spark_s_code_that_is_no_utf_8_is_shown_as_spark_shows_it() -> None:
+    class Evaluator:
+        def finish(self, buffers: pa.Array) -> pa.Array:
+            return pa.array([b"a\xff", None, b"b"]).view(pa.string())
+
+    aggregate = CatalystAggregate("listagg(value)", pa.string(), b"", conditional=False)
+    aggregate._buffers.evaluator = Evaluator()  # type: ignore[assignment]
+    assert aggregate.finish([pa.array([b"", b"", b""])]).to_pylist() == ["a\ufffd", None, "b"]
