@@ -10,6 +10,7 @@ a projection after it, and columns that are no such computation are taken as the
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +30,7 @@ from headgate.spark.analyzed.catalyst import stored_aggregate, with_catalyst
 from headgate.spark.analyzed.expressions import Expressions, NotOnArrowError, not_supported
 from headgate.spark.analyzed.grouping import grouped
 from headgate.spark.analyzed.rows import Columns, Rows, Window, is_event_time, unsupported
-from headgate.spark.analyzed.scala import JavaObject, class_of, is_a, items, option, same_type
+from headgate.spark.analyzed.scala import JavaObject, class_of, is_a, items, option, same_type, semantic_key
 from headgate.spark.analyzed.windows import is_window, window_in
 from headgate.spark.compatibility import eval_mode, skips_null
 
@@ -105,19 +106,18 @@ def aggregated(before: Rows, node: JavaObject) -> Rows:
     keys = [each for each in grouping if _window(before, each) is None]
     if len(grouping) - len(keys) > 1:
         raise unsupported(node, "an aggregation by several windows has no end")
-    found: list[JavaObject] = []
-    for each in output:
-        _find(each, grouping, found)
+    found = _found(output, grouping)
     for each in found:
         _check_aggregate(each)
     columns = Columns()
     before, known = with_catalyst(before, [*keys, *(argument for each in found for argument in _arguments(each))])
     expressions = before.expressions(known)
-    by = [_grouped_by(before, expressions, each, columns, output) for each in grouping]
+    names = _names(output)
+    by = [_grouped_by(before, expressions, each, columns, names) for each in grouping]
     windows = [each for each in by if not isinstance(each, Column)]
     times = [_end_of(before, expressions.compiled(each)) for each in keys if _is_event_time(each)]
     window = windows[0] if windows else NoWindow(times[0] if times else None)
-    aggregates = [_aggregate(before, expressions, each, columns, output) for each in found]
+    aggregates = [_aggregate(before, expressions, each, columns, names) for each in found]
     if not aggregates:  # distinct groups
         aggregates = [Aggregate("count", name=columns.free("count"))]
     fields = [_fields(before, each) for each in by]
@@ -142,24 +142,36 @@ def _is_event_time(expression: JavaObject) -> bool:
     return class_of(expression) == "AttributeReference" and is_event_time(expression)
 
 
-def _find(expression: JavaObject, grouping: list[JavaObject], found: list[JavaObject]) -> None:
-    """Collect the aggregates of an expression, each once."""
-    if any(expression.semanticEquals(each) for each in grouping):
-        return
-    if class_of(expression) == "AggregateExpression":
-        if not any(expression.semanticEquals(each) for each in found):
+def _found(output: list[JavaObject], grouping: list[JavaObject]) -> list[JavaObject]:
+    """Return the aggregates of expressions, each once."""
+    found: list[JavaObject] = []
+    known = set(map(semantic_key, grouping)) - {None}
+
+    def find(expression: JavaObject) -> None:
+        key = semantic_key(expression)
+        if key is not None and key in known:
+            return
+        if class_of(expression) == "AggregateExpression":
             found.append(expression)
-        return
-    for each in items(expression.children()):
-        _find(each, grouping, found)
+            if key is not None:
+                known.add(key)
+            return
+        for each in items(expression.children()):
+            find(each)
 
-
-def _name(expression: JavaObject, output: list[JavaObject], otherwise: str) -> str:
-    """Return what a column of the operator is called: as in the output, if it is there as it is."""
     for each in output:
-        if (each.child() if class_of(each) == "Alias" else each).semanticEquals(expression):
-            return str(each.name())
-    return otherwise
+        find(each)
+    return found
+
+
+def _names(output: list[JavaObject]) -> dict[Hashable, str]:
+    """Return what expressions are called in the output, if they are there as they are."""
+    names: dict[Hashable, str] = {}
+    for each in output:
+        key = semantic_key(each.child() if class_of(each) == "Alias" else each)
+        if key is not None:
+            names.setdefault(key, str(each.name()))
+    return names
 
 
 def _check_aggregate(expression: JavaObject) -> None:
@@ -191,9 +203,9 @@ def _aggregated_by(expression: JavaObject) -> JavaObject:
 
 
 def _grouped_by(
-    before: Rows, expressions: Expressions, expression: JavaObject, columns: Columns, output: list[JavaObject]
+    before: Rows, expressions: Expressions, expression: JavaObject, columns: Columns, names: dict[Hashable, str]
 ) -> Column | Window:
-    name = columns.free(_name(expression, output, "key"))
+    name = columns.free(names.get(semantic_key(expression), "key"))
     window = _window(before, expression)
     if window is not None:
         return msgspec.structs.replace(window, name=name)
@@ -239,13 +251,13 @@ def _whole(made: PlanNode, by: list[Column | Window], fields: list[list[str]], t
 
 
 def _aggregate(
-    before: Rows, own: Expressions, expression: JavaObject, columns: Columns, output: list[JavaObject]
+    before: Rows, own: Expressions, expression: JavaObject, columns: Columns, names: dict[Hashable, str]
 ) -> Aggregate:
     try:
         made = _on_arrow(own, expression) or _by_catalyst(before, own, expression)
     except NotOnArrowError as why:
         raise not_supported(expression, why) from None
-    return made.alias(columns.free(_name(expression, output, made.function)))
+    return made.alias(columns.free(names.get(semantic_key(expression), made.function)))
 
 
 def _on_arrow(own: Expressions, expression: JavaObject) -> Aggregate | None:

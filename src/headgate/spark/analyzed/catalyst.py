@@ -5,7 +5,7 @@ Never: interpret an expression. One that only stands for another is replaced by 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from headgate.expressions.expressions import Bound, Column, Node
 from headgate.operators.catalyst_project import CatalystProject
 from headgate.operators.current_time import CurrentTime
 from headgate.operators.project import Project
-from headgate.spark.analyzed.expressions import NotOnArrowError, not_supported, same
+from headgate.spark.analyzed.expressions import NotOnArrowError, not_supported
 from headgate.spark.analyzed.functions import arguments_of, called, next_calls, with_results
 from headgate.spark.analyzed.scala import (
     JavaObject,
@@ -30,8 +30,10 @@ from headgate.spark.analyzed.scala import (
     is_a,
     items,
     java_map,
+    key_of,
     projection,
     relation,
+    semantic_key,
     sequence,
     singleton,
     sql_class,
@@ -77,27 +79,29 @@ def with_catalyst(
         before = called(wide, wide.expressions(known), calls)
     before, now = _with_current_time(before, wanted)
     now += made_before
-    missing: list[JavaObject] = []
-    taken_over: list[tuple[JavaObject, Node]] = []
+    missing: dict[Hashable, JavaObject] = {}
+    taken_over: dict[Hashable, tuple[JavaObject, Node]] = {}
+    known_keys = {semantic_key(each) for each, _ in made_before} - {None}
+    expressions = before.expressions(now)
     for each in wanted:
         value = each.child() if class_of(each) == "Alias" else each
-        expressions = before.expressions(now)
+        expressions.taken_over = False
         try:
             node = expressions.node(value)
-            if expressions.taken_over and not any(same(value, other) for other, _ in taken_over):
-                taken_over.append((value, node))
+            if expressions.taken_over:
+                taken_over.setdefault(key_of(value), (value, node))
         except NotOnArrowError as why:
-            _check(with_results(before, value), why, [each for each, _ in made_before])
-            if not any(same(value, other) for other in missing):
-                missing.append(value)
+            _check(with_results(before, value), why, known_keys)
+            missing.setdefault(key_of(value), value)
     if not missing and not taken_over:
         return before, now
     made: Project | CatalystProject
-    if not missing:
-        made, missing = _in_its_place(before, taken_over), [each for each, _ in taken_over]
+    added = list(missing.values()) or [each for each, _ in taken_over.values()]
+    if missing:
+        made = _operator(before, [with_results(before, each) for each in added], now)
     else:
-        made = _operator(before, [with_results(before, each) for each in missing], now)
-    return replace(before, node=before.node.then(made)), [*_added(before, made.schema, missing), *now]
+        made = _in_its_place(before, list(taken_over.values()))
+    return replace(before, node=before.node.then(made)), [*_added(before, made.schema, added), *now]
 
 
 def _in_its_place(before: Rows, taken_over: Sequence[tuple[JavaObject, Node]]) -> Project:
@@ -134,7 +138,7 @@ def _added(before: Rows, schema: pa.Schema, expressions: Sequence[JavaObject]) -
     return [(each, Bound(place, schema.names[place])) for place, each in zip(places, expressions, strict=True)]
 
 
-def _check(expression: JavaObject, why: NotOnArrowError, known: Sequence[JavaObject]) -> None:
+def _check(expression: JavaObject, why: NotOnArrowError, known: Set[Hashable]) -> None:
     """Refuse what Spark's code cannot evaluate by itself, row by row."""
     for each in _all(expression, known):
         name = class_of(each)
@@ -146,9 +150,9 @@ def _check(expression: JavaObject, why: NotOnArrowError, known: Sequence[JavaObj
             raise not_supported(expression, why)
 
 
-def _all(expression: JavaObject, known: Sequence[JavaObject] = ()) -> list[JavaObject]:
-    """Return an expression and its parts, but for known ones."""
-    if any(expression.semanticEquals(each) for each in known):
+def _all(expression: JavaObject, known: Set[Hashable] = frozenset()) -> list[JavaObject]:
+    """Return an expression and its parts, but for those with known keys."""
+    if known and semantic_key(expression) in known:
         return []
     found = [expression]
     for each in items(expression.children()):
@@ -158,11 +162,12 @@ def _all(expression: JavaObject, known: Sequence[JavaObject] = ()) -> list[JavaO
 
 def _operator(before: Rows, wanted: Sequence[JavaObject], now: Sequence[Known]) -> CatalystProject:
     spark = before.session.spark
-    stand_ins = [(each, attribute_of(each, class_of(each))) for each, _ in now]
+    attributes_now = [attribute_of(each, class_of(each)) for each, _ in now]
     places = {
         **before.places,
-        **{int(attribute.exprId().id()): bound.index for (_, attribute), (_, bound) in zip(stand_ins, now)},
+        **{int(attribute.exprId().id()): bound.index for attribute, (_, bound) in zip(attributes_now, now)},
     }
+    stand_ins = _by_key(zip((each for each, _ in now), attributes_now))
     evaluated = [_substituted(each, stand_ins) for each in wanted]
     attributes = {int(each.exprId().id()): each for one in evaluated for each in items(one.references())}
     for number, each in attributes.items():
@@ -188,13 +193,22 @@ def _operator(before: Rows, wanted: Sequence[JavaObject], now: Sequence[Known]) 
     )
 
 
-def _substituted(expression: JavaObject, stand_ins: Sequence[tuple[JavaObject, JavaObject]]) -> JavaObject:
+def _by_key(stand_ins: Iterable[tuple[JavaObject, JavaObject]]) -> dict[Hashable, JavaObject]:
+    """Return what stands in the place of expressions, by their keys: of equal ones the first one's."""
+    found: dict[Hashable, JavaObject] = {}
+    for each, by in stand_ins:
+        found.setdefault(semantic_key(each), by)
+    found.pop(None, None)
+    return found
+
+
+def _substituted(expression: JavaObject, stand_ins: Mapping[Hashable, JavaObject]) -> JavaObject:
     """Return an expression with attributes in the place of some of its parts."""
     if not stand_ins:
         return expression
-    for part, attribute in stand_ins:
-        if expression.semanticEquals(part):
-            return attribute
+    stand_in = stand_ins.get(semantic_key(expression))
+    if stand_in is not None:
+        return stand_in
     children = list(items(expression.children()))
     made = [_substituted(each, stand_ins) for each in children]
     changed = any(one is not other for one, other in zip(made, children))
@@ -203,10 +217,12 @@ def _substituted(expression: JavaObject, stand_ins: Sequence[tuple[JavaObject, J
 
 def _names(before: Rows, added: Sequence[JavaObject]) -> list[str]:
     """Return the names of columns that are added for expressions."""
-    names = list(before.node.schema.names)
+    names = dict.fromkeys(before.node.schema.names)
+    count_before = len(names)
     for each in added:
-        names.append(next(name for name in (f"{each.sql()}{tail}" for tail in _tails()) if name not in names))
-    return names[len(before.node.schema) :]
+        text = str(each.sql())
+        names[next(name for name in (f"{text}{tail}" for tail in _tails()) if name not in names)] = None
+    return list(names)[count_before:]
 
 
 def _tails() -> Iterator[str]:
@@ -270,9 +286,9 @@ def _inlined(plan: JavaObject) -> list[JavaObject]:
     """Return the expressions of a projection over others, each common expression in every place that refers to it."""
     expressions, below = list(items(plan.projectList())), plan.child()
     while class_of(below) == "Project":
-        common = [
+        common = _by_key(
             (each.toAttribute(), each.child()) for each in items(below.projectList()) if class_of(each) == "Alias"
-        ]
+        )
         expressions = [_substituted(each, common) for each in expressions]
         below = below.child()
     return expressions

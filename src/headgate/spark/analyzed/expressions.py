@@ -6,7 +6,7 @@ used. What no kernel is proven for is a column that `headgate.spark.analyzed.cat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -24,6 +24,7 @@ from headgate.spark.analyzed.scala import (
     contains,
     is_a,
     items,
+    key_of,
     option,
     same_type,
 )
@@ -70,11 +71,6 @@ def not_supported(expression: JavaObject, why: NotOnArrowError) -> UnsupportedOp
     )  # fmt: skip
 
 
-def same(one: JavaObject, other: JavaObject) -> bool:
-    """Return whether two expressions have the same value, also if it is drawn by chance."""
-    return bool(one.semanticEquals(other) or one == other)
-
-
 class Expressions:
     """Translates the expressions over the columns of one input.
 
@@ -109,7 +105,9 @@ class Expressions:
         self.time_zone = time_zone
         self.schema = schema
         self.places = places
-        self._known = known
+        self._known: dict[Hashable, Bound] = {}
+        for each, bound in known:
+            self._known.setdefault(key_of(each), bound)
         self._spark = spark
         self._common: dict[int, Node] = {}
 
@@ -134,9 +132,9 @@ class Expressions:
         NotOnArrowError
             No kernel is proven to give Spark's result.
         """
-        for known, bound in self._known:
-            if same(expression, known):
-                return bound
+        bound = self._known.get(key_of(expression)) if self._known else None
+        if bound is not None:
+            return bound
         value = self._value_of(expression)
         if value is not None:
             return value

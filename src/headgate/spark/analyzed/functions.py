@@ -9,7 +9,7 @@ gives to a result. A UDF of nothing but another's result is called on it directl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ import pyarrow as pa
 from headgate.graph.plan import PlanNode
 from headgate.operators.map_in_arrow import MapInArrow
 from headgate.operators.user_functions import MapInPandas, UserFunction, UserFunctions, in_zone
-from headgate.spark.analyzed.expressions import Expressions, NotOnArrowError, not_supported, same
+from headgate.spark.analyzed.expressions import Expressions, NotOnArrowError, not_supported
 from headgate.spark.analyzed.rows import Columns, Rows, unsupported
 from headgate.spark.analyzed.scala import (
     JavaObject,
@@ -26,7 +26,9 @@ from headgate.spark.analyzed.scala import (
     class_of,
     contains,
     items,
+    key_of,
     option,
+    semantic_key,
     sequence,
     sql_class,
 )
@@ -78,8 +80,9 @@ def next_calls(before: Rows, wanted: Sequence[JavaObject], known: Sequence[JavaO
         Parts of them whose values are columns of the rows.
     """
     found: list[JavaObject] = []
+    known_keys = set(map(key_of, known))
     for each in wanted:
-        _find_calls(before, each, known, found)
+        _find_calls(before, each, known_keys, found)
     if not found:
         return []
     kind = found[0].evalType()
@@ -105,11 +108,14 @@ def called(before: Rows, arguments: Expressions, calls: Sequence[JavaObject]) ->
     for each in before.all():
         columns.add(each.node, each.name_in_output)
     results: list[tuple[JavaObject, int]] = []
+    numbers: dict[Hashable, int] = {}
     for call in calls:
-        earlier = next((number for other, number in results if call.semanticEquals(other)), None)
+        key = semantic_key(call)
+        earlier = None if key is None else numbers.get(key)
         results.append((call, len(functions) if earlier is None else earlier))
         if earlier is not None:
             continue
+        numbers[key] = len(functions)
         positional, named = [], {}
         for each in _given(call):
             name = str(each.key()) if class_of(each) == "NamedArgumentExpression" else None
@@ -159,8 +165,8 @@ def has_user_function(expression: JavaObject) -> bool:
     return contains(expression, "PYTHON_UDF")
 
 
-def _find_calls(before: Rows, expression: JavaObject, known: Sequence[JavaObject], found: list[JavaObject]) -> None:
-    if not has_user_function(expression) or any(same(expression, each) for each in known):
+def _find_calls(before: Rows, expression: JavaObject, known: Set[Hashable], found: list[JavaObject]) -> None:
+    if not has_user_function(expression) or (known and key_of(expression) in known):
         return
     given = list(items(expression.children()))
     if class_of(expression) == "PythonUDF":

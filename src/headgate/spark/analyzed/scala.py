@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import decimal
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -141,6 +141,17 @@ def _names_of(class_name: str) -> frozenset[str]:
         names.add(str(java_class.getSimpleName()))
         left.extend(each for each in (java_class.getSuperclass(), *java_class.getInterfaces()) if each is not None)
     return frozenset(names)
+
+
+def semantic_key(expression: JavaObject) -> Hashable:
+    """Return what two expressions have in common exactly if they have the same value; None: it is drawn by chance."""
+    return expression.canonicalized() if expression.deterministic() else None
+
+
+def key_of(expression: JavaObject) -> Hashable:
+    """Return what two expressions have in common exactly if they have the same value, also if it is drawn by chance."""
+    key = semantic_key(expression)
+    return expression if key is None else key
 
 
 def option(value: JavaObject) -> Any:
