@@ -298,7 +298,7 @@ def test_settings_of_spark_s_that_end_slots(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], message: str
 ) -> None:
     conf = spark.sparkContext.getConf().setAll(list(settings.items()))
-    monkeypatch.setattr(spark.sparkContext, "getConf", lambda: conf)
+    monkeypatch.setattr(spark.sparkContext, "_conf", conf)
     with pytest.raises(OptionError, match=message):
         written(numbers(spark), "noop").start()
 

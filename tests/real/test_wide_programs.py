@@ -30,7 +30,8 @@ def _by_spark(rows: DataFrame, count: int) -> DataFrame:
     return rows.select([F.hex(F.col(f"c{place}") + 1).alias(f"c{place}") for place in range(count)])
 
 
-PROGRAMS: list[Program] = [_aggregates, _expressions, _by_spark]
+PROGRAMS: list[tuple[Program, int]] = [(_aggregates, 0), (_expressions, 0), (_by_spark, 11)]
+"""Programs, and how many calls a column may cost."""
 
 
 @contextmanager
@@ -49,8 +50,10 @@ def _counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         yield sent
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_calls_grow_with_the_program(spark: SparkSession, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("program", "per_column"), PROGRAMS)
+def test_calls_grow_with_the_program(
+    spark: SparkSession, program: Program, per_column: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     columns = ", ".join(f"c{place} bigint" for place in range(40))
     rows = spark.readStream.format("headgate.datagen").schema(columns).load()
     calls = []
@@ -59,6 +62,4 @@ def test_calls_grow_with_the_program(spark: SparkSession, program: Program, monk
         with _counted(monkeypatch) as sent:
             plan_of(frame)
         calls.append(len(sent))
-    of_ten, of_ten_more, of_twenty_more = calls[1], calls[2] - calls[1], calls[3] - calls[2]
-    assert of_twenty_more <= 2.2 * of_ten_more, calls
-    assert of_ten_more <= 1.1 * of_ten, calls
+    assert calls[1] <= 100 + 10 * per_column and calls[3] - calls[2] <= 20 * per_column, calls

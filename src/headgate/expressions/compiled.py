@@ -73,7 +73,7 @@ def compiled(node: Node, schema: pa.Schema, time_zone: str) -> Compiled:
     """
     match node:
         case Bound(index=index):
-            return Compiled(schema.types[index], lambda batch: batch.column(index), cannot_fail=True)
+            return Compiled(schema.field(index).type, lambda batch: batch.column(index), cannot_fail=True)
         case Constant(value=value, kind=kind):
             return _constant(pa.scalar(value, kind))
         case CastTo(argument=argument, kind=kind):

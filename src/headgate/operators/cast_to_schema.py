@@ -35,8 +35,9 @@ def cast_to_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 def _cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     found, wanted = batch.schema.names, schema.names
-    missing = [name for name in wanted if name not in found]
-    surplus = [name for name in found if name not in wanted]
+    known, needed = set(found), set(wanted)
+    missing = [name for name in wanted if name not in known]
+    surplus = [name for name in found if name not in needed]
     if missing or surplus or len(found) != len(wanted):
         raise MisfitError(
             f"its columns are {', '.join(found) or 'none'}; they should be {', '.join(wanted)}"

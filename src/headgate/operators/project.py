@@ -5,6 +5,7 @@ Never: keep anything between two batches.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -40,7 +41,7 @@ class Project(Operator):
         if not columns:
             raise OptionError("select: it needs at least one column.", option="select", value=None)
         names = [each.name_in_output for each in columns]
-        twice = sorted({name for name in names if names.count(name) > 1})
+        twice = sorted(name for name, count in Counter(names).items() if count > 1)
         if twice:
             raise OptionError(
                 f"select: {', '.join(map(repr, twice))} appears more than once among the columns. Use alias().",

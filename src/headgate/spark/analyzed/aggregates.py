@@ -29,8 +29,9 @@ from headgate.operators.windows.catalyst_aggregate import CatalystAggregate
 from headgate.spark.analyzed.catalyst import stored_aggregate, with_catalyst
 from headgate.spark.analyzed.expressions import Expressions, NotOnArrowError, not_supported
 from headgate.spark.analyzed.grouping import grouped
+from headgate.spark.analyzed.plan_copy import semantic_key
 from headgate.spark.analyzed.rows import Columns, Rows, Window, is_event_time, unsupported
-from headgate.spark.analyzed.scala import JavaObject, class_of, is_a, items, option, same_type, semantic_key
+from headgate.spark.analyzed.scala import JavaObject, class_of, is_a, items, option, same_type
 from headgate.spark.analyzed.windows import is_window, window_in
 from headgate.spark.compatibility import eval_mode, skips_null
 
@@ -112,18 +113,20 @@ def aggregated(before: Rows, node: JavaObject) -> Rows:
     columns = Columns()
     before, known = with_catalyst(before, [*keys, *(argument for each in found for argument in _arguments(each))])
     expressions = before.expressions(known)
-    names = _names(output)
-    by = [_grouped_by(before, expressions, each, columns, names) for each in grouping]
+    called = _names(output)
+    by = [_grouped_by(before, expressions, each, columns, called) for each in grouping]
     windows = [each for each in by if not isinstance(each, Column)]
     times = [_end_of(before, expressions.compiled(each)) for each in keys if _is_event_time(each)]
     window = windows[0] if windows else NoWindow(times[0] if times else None)
-    aggregates = [_aggregate(before, expressions, each, columns, names) for each in found]
+    aggregates = [_aggregate(before, expressions, each, columns, called) for each in found]
     if not aggregates:  # distinct groups
         aggregates = [Aggregate("count", name=columns.free("count"))]
     fields = [_fields(before, each) for each in by]
     parts = [part for each, of in zip(by, fields) for part in _parts(each, of, columns)]
     made = _whole(grouped(before.node, parts, window, aggregates, before.time_zone), by, fields, before.time_zone)
-    made_of = [(each, Bound(index, made.schema.names[index])) for index, each in enumerate([*grouping, *found])]
+    made_of = [
+        (each, Bound(index, name)) for index, (each, name) in enumerate(zip([*grouping, *found], made.schema.names))
+    ]
     _check_types(made.schema, expressions, made_of[len(grouping) :])
     after = Rows(node=made, places={}, windows={}, session=before.session)
     after, made_of = with_catalyst(after, output, made_of)
@@ -328,7 +331,8 @@ def _check_types(schema: pa.Schema, own: Expressions, made: list[tuple[JavaObjec
     for expression, bound in made:
         try:
             theirs = own.kind(expression)
-            if not same_type(schema.types[bound.index], theirs):
-                raise NotOnArrowError(expression, f"it gives {schema.types[bound.index]}, and Spark's {theirs}")
+            ours = schema.field(bound.index).type
+            if not same_type(ours, theirs):
+                raise NotOnArrowError(expression, f"it gives {ours}, and Spark's {theirs}")
         except NotOnArrowError as why:
             raise not_supported(expression, why) from None

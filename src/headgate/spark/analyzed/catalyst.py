@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
@@ -19,6 +19,7 @@ from headgate.operators.current_time import CurrentTime
 from headgate.operators.project import Project
 from headgate.spark.analyzed.expressions import NotOnArrowError, not_supported
 from headgate.spark.analyzed.functions import arguments_of, called, next_calls, with_results
+from headgate.spark.analyzed.plan_copy import PlanCopy, key_of, semantic_key
 from headgate.spark.analyzed.scala import (
     JavaObject,
     UnsupportedTypeError,
@@ -30,10 +31,8 @@ from headgate.spark.analyzed.scala import (
     is_a,
     items,
     java_map,
-    key_of,
     projection,
     relation,
-    semantic_key,
     sequence,
     singleton,
     sql_class,
@@ -43,7 +42,7 @@ from headgate.spark.continuous.settings import session_settings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from headgate.spark.analyzed.rows import Rows
+    from headgate.spark.analyzed.rows import Rows, Session
 
 Known = tuple[JavaObject, Bound]
 
@@ -73,6 +72,7 @@ def with_catalyst(
     UnsupportedOperationError
         An expression cannot be evaluated by Spark's code alone either.
     """
+    wanted = list(map(before.session.copy.of, wanted))
     while calls := next_calls(before, wanted, [each for each, _ in made_before]):
         arguments = [argument for each in calls for argument in arguments_of(each)]
         wide, known = with_catalyst(before, arguments, made_before)
@@ -135,7 +135,7 @@ def _current_time(expression: JavaObject) -> tuple[str, int]:
 def _added(before: Rows, schema: pa.Schema, expressions: Sequence[JavaObject]) -> list[Known]:
     """Return expressions with the columns that an operator added for them."""
     places = range(len(before.node.schema), len(schema))
-    return [(each, Bound(place, schema.names[place])) for place, each in zip(places, expressions, strict=True)]
+    return [(each, Bound(place, schema.field(place).name)) for place, each in zip(places, expressions, strict=True)]
 
 
 def _check(expression: JavaObject, why: NotOnArrowError, known: Set[Hashable]) -> None:
@@ -161,14 +161,13 @@ def _all(expression: JavaObject, known: Set[Hashable] = frozenset()) -> list[Jav
 
 
 def _operator(before: Rows, wanted: Sequence[JavaObject], now: Sequence[Known]) -> CatalystProject:
-    spark = before.session.spark
     attributes_now = [attribute_of(each, class_of(each)) for each, _ in now]
     places = {
         **before.places,
         **{int(attribute.exprId().id()): bound.index for attribute, (_, bound) in zip(attributes_now, now)},
     }
     stand_ins = _by_key(zip((each for each, _ in now), attributes_now))
-    evaluated = [_substituted(each, stand_ins) for each in wanted]
+    evaluated = [before.session.copy.of(_substituted(each, stand_ins)) for each in wanted]
     attributes = {int(each.exprId().id()): each for one in evaluated for each in items(one.references())}
     for number, each in attributes.items():
         if number not in places:
@@ -187,7 +186,7 @@ def _operator(before: Rows, wanted: Sequence[JavaObject], now: Sequence[Known]) 
         before.node.schema,
         [places[number] for number in attributes],
         fields,
-        _serialized(spark, evaluated, list(attributes.values())),
+        _serialized(before.session, evaluated, list(attributes.values())),
         [str(each.sql()) for each in wanted],
         is_unbounded=before.session.streams,
     )
@@ -230,14 +229,14 @@ def _tails() -> Iterator[str]:
     yield from (f" {number}" for number in count(2))
 
 
-def _serialized(spark: SparkSession, wanted: Sequence[JavaObject], attributes: Sequence[JavaObject]) -> bytes:
+def _serialized(session: Session, wanted: Sequence[JavaObject], attributes: Sequence[JavaObject]) -> bytes:
     """Return what Evaluator.java reads of expressions."""
     inputs = sequence(attributes)
-    expressions = _replaced(spark, wanted, inputs)
+    expressions = _replaced(session, wanted, inputs)
     output = sql_class("types.StructType")()
     for index, each in enumerate(wanted):
         output = output.add(f"c{index}", each.dataType(), True)
-    return _stored(spark, expressions, inputs, output)
+    return _stored(session.spark, expressions, inputs, output)
 
 
 def stored_aggregate(spark: SparkSession, function: JavaObject) -> bytes:
@@ -271,25 +270,25 @@ def _stored(spark: SparkSession, of: JavaObject, inputs: JavaObject, output: Jav
     return bytes(made.toByteArray())
 
 
-def _replaced(spark: SparkSession, wanted: Sequence[JavaObject], inputs: JavaObject) -> JavaObject:
+def _replaced(session: Session, wanted: Sequence[JavaObject], inputs: JavaObject) -> JavaObject:
     """Return the expressions as Spark's optimizer leaves those that only stand for others."""
     plan = projection(wanted, relation(inputs, is_streaming=False))
     for rule in ("ReplaceExpressions", "RewriteWithExpression"):
         plan = singleton(f"catalyst.optimizer.{rule}").apply(plan)
-    session: Any = spark._jsparkSession
-    plan = sql_class("catalyst.optimizer.ReplaceCurrentLike")(session.sessionState().catalogManager()).apply(plan)
+    state = cast(Any, session.spark)._jsparkSession.sessionState()
+    plan = sql_class("catalyst.optimizer.ReplaceCurrentLike")(state.catalogManager()).apply(plan)
     plan = singleton("catalyst.optimizer.ComputeCurrentTime").apply(plan)  # the time zone: the time is a column
-    return sequence(_inlined(plan))
+    return sequence(_inlined(session.copy.of(plan), session.copy))
 
 
-def _inlined(plan: JavaObject) -> list[JavaObject]:
+def _inlined(plan: JavaObject, copy: PlanCopy) -> list[JavaObject]:
     """Return the expressions of a projection over others, each common expression in every place that refers to it."""
     expressions, below = list(items(plan.projectList())), plan.child()
     while class_of(below) == "Project":
         common = _by_key(
             (each.toAttribute(), each.child()) for each in items(below.projectList()) if class_of(each) == "Alias"
         )
-        expressions = [_substituted(each, common) for each in expressions]
+        expressions = [copy.of(_substituted(each, common)) for each in expressions]
         below = below.child()
     return expressions
 

@@ -6,7 +6,7 @@ used. What no kernel is proven for is a column that `headgate.spark.analyzed.cat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -15,6 +15,7 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from headgate.errors import OptionError, UnsupportedOperationError
 from headgate.expressions.compiled import NULL_TOLERANT, compiled, type_in
 from headgate.expressions.expressions import Bound, Branches, Call, Constant, Node
+from headgate.spark.analyzed.plan_copy import CopiedNode, PlanCopy, key_of, number_of
 from headgate.spark.analyzed.scala import (
     JavaObject,
     UnsupportedTypeError,
@@ -24,7 +25,6 @@ from headgate.spark.analyzed.scala import (
     contains,
     is_a,
     items,
-    key_of,
     option,
     same_type,
 )
@@ -86,6 +86,8 @@ class Expressions:
         Expressions whose value is in a column already.
     spark
         The session, for expressions that mean what a setting says; without it none of them has a kernel.
+    copy
+        The copy of the plan that the known expressions are parts of.
 
     Attributes
     ----------
@@ -100,16 +102,21 @@ class Expressions:
         time_zone: str,
         known: Sequence[tuple[Any, Bound]] = (),
         spark: SparkSession | None = None,
+        copy: PlanCopy | None = None,
     ) -> None:
         self.taken_over = False
         self.time_zone = time_zone
         self.schema = schema
         self.places = places
-        self._known: dict[Hashable, Bound] = {}
+        self._copy = PlanCopy() if copy is None else copy
+        self._known: dict[int, Bound] = {}
         for each, bound in known:
-            self._known.setdefault(key_of(each), bound)
+            self._known.setdefault(key_of(self._copy.of(each)), bound)
         self._spark = spark
         self._common: dict[int, Node] = {}
+        self._made: dict[int, tuple[Node, bool]] = {}
+        """By the number of an expression: its node, and whether it is taken over."""
+        self._types: dict[tuple[str, tuple[pa.DataType, ...]], pa.DataType] = {}
 
     def compiled(self, expression: JavaObject) -> Node:
         """Return the node of a whole expression.
@@ -132,6 +139,16 @@ class Expressions:
         NotOnArrowError
             No kernel is proven to give Spark's result.
         """
+        expression = self._copy.of(expression)
+        number, taken_over_before = number_of(expression), self.taken_over
+        if number not in self._made:
+            self.taken_over = False
+            self._made[number] = self._node(expression), self.taken_over
+        made, taken_over = self._made[number]
+        self.taken_over = taken_over_before or taken_over
+        return made
+
+    def _node(self, expression: CopiedNode) -> Node:
         bound = self._known.get(key_of(expression)) if self._known else None
         if bound is not None:
             return bound
@@ -147,15 +164,15 @@ class Expressions:
 
     def _value_of(self, expression: JavaObject) -> Constant | None:
         """Return what Spark itself computes of an expression without columns; None: it has some, or the time in it."""
-        from pyspark.errors import PySparkException
-
-        literal = class_of(expression) == "Literal"
         if (
-            literal
-            or not (expression.foldable() and expression.deterministic())
+            not expression.foldable()
+            or class_of(expression) == "Literal"
+            or not expression.deterministic()
             or contains(expression, "CURRENT_LIKE")
         ):
             return None
+        from pyspark.errors import PySparkException
+
         try:
             kind = arrow_type(expression.dataType())
             return Constant(constant(expression.eval(None), kind), kind)
@@ -175,7 +192,7 @@ class Expressions:
         if number not in self.places:
             raise NotOnArrowError(attribute, "it is no column of the rows here; windows are there to be grouped by")
         index = self.places[number]
-        return Bound(index, self.schema.names[index])
+        return Bound(index, self.schema.field(index).name)
 
     def call(self, expression: JavaObject, kernel: str, *arguments: JavaObject, **parameters: Any) -> Node:
         """Return a call of a kernel over other expressions, if it gives the type that Spark says."""
@@ -195,8 +212,11 @@ class Expressions:
         """Return what is made of other nodes, if over their types it gives the one that Spark says."""
         schema = pa.schema([pa.field(str(index), kind) for index, kind in enumerate(kinds)])
         trial = make([Bound(index, name) for index, name in enumerate(schema.names)])
+        tried = repr(trial), tuple(kinds)
         try:
-            found = type_in(trial, schema, self.time_zone)
+            if tried not in self._types:
+                self._types[tried] = type_in(trial, schema, self.time_zone)
+            found = self._types[tried]
         except (OptionError, pa.ArrowException) as error:
             raise NotOnArrowError(expression, f"its Arrow kernel cannot take {', '.join(map(str, kinds))}") from error
         if not same_type(found, self.kind(expression)):

@@ -19,6 +19,7 @@ from headgate.graph.plan import PlanNode
 from headgate.operators.map_in_arrow import MapInArrow
 from headgate.operators.user_functions import MapInPandas, UserFunction, UserFunctions, in_zone
 from headgate.spark.analyzed.expressions import Expressions, NotOnArrowError, not_supported
+from headgate.spark.analyzed.plan_copy import key_of, semantic_key
 from headgate.spark.analyzed.rows import Columns, Rows, unsupported
 from headgate.spark.analyzed.scala import (
     JavaObject,
@@ -26,9 +27,7 @@ from headgate.spark.analyzed.scala import (
     class_of,
     contains,
     items,
-    key_of,
     option,
-    semantic_key,
     sequence,
     sql_class,
 )

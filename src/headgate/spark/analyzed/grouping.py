@@ -131,23 +131,26 @@ class _Columns:
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
+        self._taken = set(schema.names)
         self._names: dict[str, str] = {}
         self._made: list[Column] = []
 
     def take(self, node: Node, name: str | None = None) -> str:
         """Return the name of a column with the value of an expression; ``name`` is what it is called if it is made."""
         if isinstance(node, Bound):
-            free = self._schema.names[node.index]
+            free = self._schema.field(node.index).name
         else:
             wanted = free = name or text_of(node)
             number = 1
-            while free in self._schema.names or free in self._names.values():
+            while free in self._taken:
                 number += 1
                 free = f"{wanted} {number}"
-        if repr(node) not in self._names:
-            self._names[repr(node)] = free
+        known = repr(node)
+        if known not in self._names:
+            self._taken.add(free)
+            self._names[known] = free
             self._made.append(Column(node, free))
-        return self._names[repr(node)]
+        return self._names[known]
 
     def project(self, before: PlanNode, time_zone: str) -> PlanNode:
         """Return a node with these columns only."""

@@ -23,7 +23,9 @@ Never: run anything, or guess: a node that is not in `_NODES` is an `Unsupported
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +45,7 @@ from headgate.spark.analyzed.expressions import NotOnArrowError, not_supported
 from headgate.spark.analyzed.functions import has_user_function, mapped
 from headgate.spark.analyzed.generators import generated
 from headgate.spark.analyzed.joins import joined
+from headgate.spark.analyzed.plan_copy import PlanCopy
 from headgate.spark.analyzed.rows import Columns, Rows, Session, unsupported
 from headgate.spark.analyzed.scala import JavaObject, class_of, items, texts
 from headgate.spark.analyzed.stateful import applied, rows_of, transformed
@@ -69,11 +72,28 @@ def plan_of(frame: DataFrame) -> PlanNode:
     OptionError
         A source or an option is wrong, or two columns of the output have the same name.
     """
-    analyzed = frame._jdf.queryExecution().analyzed()
-    rows = Translation(frame.sparkSession, streaming=analyzed.isStreaming()).rows(analyzed)
-    plan = read_once(_named(rows, analyzed))
+    with _no_collections():
+        copy = PlanCopy()
+        analyzed = copy.of(frame._jdf.queryExecution().analyzed())
+        rows = Translation(frame.sparkSession, copy, streaming=analyzed.isStreaming()).rows(analyzed)
+        plan = read_once(_named(rows, analyzed))
     _check_watermark_policy(frame.sparkSession, plan)
     return plan
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Have Python look for no garbage in cycles: what is made here is kept, and is much.
+
+    Of 2,000 expressions it would look twice through all that the program has, which took most of the time.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _check_watermark_policy(spark: SparkSession, output: PlanNode) -> None:
@@ -146,13 +166,15 @@ class Translation:
     ----------
     spark
         The session.
+    copy
+        The copy that the plan is.
     streaming
         Whether one of its sources is read for ever.
     """
 
-    def __init__(self, spark: SparkSession, *, streaming: bool) -> None:
+    def __init__(self, spark: SparkSession, copy: PlanCopy, *, streaming: bool) -> None:
         self.spark = spark
-        self.session = Session(spark, session_time_zone(spark), streaming)
+        self.session = Session(spark, session_time_zone(spark), streaming, copy)
         self._boundedness = Boundedness.CONTINUOUS_UNBOUNDED if streaming else Boundedness.BOUNDED
         self._streaming = streaming
         self._relations: dict[tuple[int, ...], PlanNode] = {}
@@ -276,7 +298,7 @@ def project(before: Rows, named: list[JavaObject]) -> Rows:
 def _filter(own: Translation, node: Any) -> Rows:
     child = node.child()
     if own.is_join_of_streams(join_below(child)):
-        pushed = pushed_down(node)
+        pushed = own.session.copy.of(pushed_down(node))
         if class_of(pushed) != "Filter":
             return own.rows(pushed)
         node, child = pushed, pushed.child()
@@ -357,7 +379,7 @@ def _side(own: Translation, node: Any, join: Any) -> Rows:
 
 def _join(own: Translation, node: Any) -> Rows:
     if own.is_join_of_streams(node):
-        pushed = pushed_down(node)
+        pushed = own.session.copy.of(pushed_down(node))
         return streams_joined([_side(own, each, pushed) for each in (pushed.left(), pushed.right())], pushed)
     left = own.is_static(node.left())
     if left and own.is_static(node.right()):

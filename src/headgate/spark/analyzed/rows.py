@@ -8,7 +8,8 @@ A window that rows are grouped by is no column yet: it is kept as the column of 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -20,6 +21,7 @@ from headgate.graph.plan import PlanNode
 from headgate.operators.project import Project
 from headgate.operators.windows.assigner import SessionWindow, TimeWindow
 from headgate.spark.analyzed.expressions import Expressions
+from headgate.spark.analyzed.plan_copy import PlanCopy
 from headgate.spark.analyzed.scala import JavaObject, class_of
 
 if TYPE_CHECKING:
@@ -43,11 +45,14 @@ class Session:
         Its time zone.
     streams
         Whether the program is one that does not end.
+    copy
+        The copy of its plan.
     """
 
     spark: SparkSession
     time_zone: str
     streams: bool
+    copy: PlanCopy = field(default_factory=PlanCopy)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +83,14 @@ class Rows:
 
     def expressions(self, known: Sequence[tuple[Any, Bound]] = ()) -> Expressions:
         """Return what translates expressions over these rows."""
-        return Expressions(self.node.schema, self.places, self.time_zone, known, self.session.spark)
+        if not known:
+            return self._expressions
+        return Expressions(self.node.schema, self.places, self.time_zone, known, self.session.spark, self.session.copy)
+
+    @cached_property
+    def _expressions(self) -> Expressions:
+        """What translates expressions of which nothing is known: what it has translated once it need not again."""
+        return Expressions(self.node.schema, self.places, self.time_zone, (), self.session.spark, self.session.copy)
 
     def then(self, operator: Any) -> Rows:
         """Return these rows after an operator that leaves the columns as they are."""
@@ -102,13 +114,13 @@ class Rows:
         UnsupportedOperationError
             One of them is a window, which is there to be grouped by.
         """
-        columns = Columns()
+        columns, names = Columns(), self.node.schema.names
         for each in output:
             number = each.exprId().id()
             if number in self.windows:
                 raise unsupported(of, f"the window {each.sql()} is not grouped by")
             index = self.places[number]
-            columns.add(Bound(index, self.node.schema.names[index]), str(each.name()))
+            columns.add(Bound(index, names[index]), str(each.name()))
         return self.projected(columns.made)
 
 
@@ -118,27 +130,30 @@ class Columns:
     def __init__(self) -> None:
         self.made: list[Column] = []
         self._taken: set[str] = set()
+        self._numbers: dict[str, int] = {}  # the last one that a name was given
+        self._places: dict[str, int] = {}
 
     def add(self, node: Any, name: str) -> int:
         """Add a column and return its number."""
+        index = len(self.made)
         self.made.append(Column(node, self.free(name)))
-        return len(self.made) - 1
+        self._places.setdefault(repr(node), index)
+        return index
 
     def free(self, name: str) -> str:
         """Return a name that nobody has, now taken: this one, or with a number."""
-        free, number = name, 1
+        free, number = name, self._numbers.get(name, 1)
         while free.lower() in self._taken:
             number += 1
             free = f"{name} {number}"
+        self._numbers[name] = number
         self._taken.add(free.lower())
         return free
 
     def place(self, node: Any, name: str) -> int:
         """Return the number of a column with the value of a node, which is added if there is none."""
-        for index, each in enumerate(self.made):
-            if each.node == node:
-                return index
-        return self.add(node, name)
+        index = self._places.get(repr(node))
+        return self.add(node, name) if index is None else index
 
     def window(self, window: Window) -> Window:
         """Return windows whose time is among these columns, as they are of the columns before."""

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import decimal
 import json
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from headgate.spark.analyzed.plan_copy import CopiedItems, CopiedNode, copied_together, has_pattern
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+
 JavaObject = Any
-"""An object of Spark's, whose methods py4j calls."""
+"""An object of Spark's, whose methods py4j calls, or a copy of one: see `headgate.spark.analyzed.plan_copy`."""
 
 
 class UnsupportedTypeError(Exception):
@@ -26,6 +29,9 @@ class UnsupportedTypeError(Exception):
 
 def items(collection: Any) -> Iterator[Any]:
     """Yield the items of a Scala collection."""
+    if isinstance(collection, CopiedItems):
+        yield from collection.items
+        return
     iterator = collection.iterator()
     while iterator.hasNext():
         yield iterator.next()
@@ -105,6 +111,9 @@ def _jvm() -> Any:
 
 def contains(expression: JavaObject, pattern: str) -> bool:
     """Return whether a kind of expression is in one: a ``TreePattern`` of Spark's, which it keeps for whole trees."""
+    known = has_pattern(expression, pattern) if isinstance(expression, CopiedNode) else None
+    if known is not None:
+        return known
     return bool(expression.containsPattern(_pattern(pattern)))
 
 
@@ -115,6 +124,9 @@ def _pattern(name: str) -> JavaObject:
 
 def sequence(elements: Sequence[JavaObject]) -> JavaObject:
     """Return a Scala list."""
+    copy = copied_together(elements)
+    if copy is not None:
+        return copy.sequence(elements)
     made = class_named("java.util.ArrayList")()
     for each in elements:
         made.add(each)
@@ -123,11 +135,15 @@ def sequence(elements: Sequence[JavaObject]) -> JavaObject:
 
 def class_of(instance: JavaObject) -> str:
     """Return the simple name of a class, which is what Spark calls the node or the expression."""
+    if isinstance(instance, CopiedNode):
+        return instance.getClass().simple_name
     return str(instance.getClass().getSimpleName()).removesuffix("$")
 
 
 def is_a(instance: JavaObject, trait: str) -> bool:
     """Return whether an expression of Spark's is of a class or trait, given by its simple name."""
+    if isinstance(instance, CopiedNode):
+        return trait in instance.getClass().above
     return trait in _names_of(str(instance.getClass().getName()))
 
 
@@ -141,17 +157,6 @@ def _names_of(class_name: str) -> frozenset[str]:
         names.add(str(java_class.getSimpleName()))
         left.extend(each for each in (java_class.getSuperclass(), *java_class.getInterfaces()) if each is not None)
     return frozenset(names)
-
-
-def semantic_key(expression: JavaObject) -> Hashable:
-    """Return what two expressions have in common exactly if they have the same value; None: it is drawn by chance."""
-    return expression.canonicalized() if expression.deterministic() else None
-
-
-def key_of(expression: JavaObject) -> Hashable:
-    """Return what two expressions have in common exactly if they have the same value, also if it is drawn by chance."""
-    key = semantic_key(expression)
-    return expression if key is None else key
 
 
 def option(value: JavaObject) -> Any:

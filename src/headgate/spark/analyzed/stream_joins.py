@@ -137,14 +137,18 @@ def streams_joined(rows: Sequence[Rows], node: JavaObject) -> Rows:
     java_keys, rest = (found._2(), found._3()), option(found._4())
     key_place, offsets = _bounds(session.spark, node, java_keys, rest) if session.streams else (None, (None, None))
     outputs = [list(items(each.output())) for each in (node.left(), node.right())]
-    sides = [_Joined(each, list(items(keys)), output, node) for each, keys, output in zip(rows, java_keys, outputs)]
+    copied = session.copy.of
+    sides = [
+        _Joined(each, list(map(copied, items(keys))), output, node)
+        for each, keys, output in zip(rows, java_keys, outputs)
+    ]
     left, right = (side.described(key_place, offset) for side, offset in zip(sides, offsets))
     names, types = Columns(), [*left.schema.types, *right.schema.types]
     both = pa.schema([(names.free(name), kind) for name, kind in zip([*sides[0].names, *sides[1].names], types)])
     shifted = {number: place + len(left.schema) for number, place in sides[1].places.items()}
     places = {**sides[0].places, **shifted}
     pairs = Rows(node=PlanNode(of=Union(both)), places=places, windows={}, session=session)
-    condition = None if rest is None else _condition(pairs, rest)
+    condition = None if rest is None else _condition(pairs, copied(rest))
     kind = _KINDS[how]
     texts = [f"{one.sql()} = {other.sql()}" for one, other in zip(items(java_keys[0]), items(java_keys[1]))]
     made = StreamJoin(left, right, both, kind, condition, ", ".join(texts))
@@ -189,7 +193,7 @@ class _Joined:
         """The names of its columns, as the program knows them."""
         for each in output:
             self.names[self.places[each.exprId().id()]] = str(each.name())
-        self.key_names = tuple(self.node.schema.names[place] for place in self._all_keys)
+        self.key_names = tuple(self.node.schema.field(place).name for place in self._all_keys)
         for name in self.key_names:
             check_key_type(repr(name), self.node.schema.field(name).type)
 

@@ -25,11 +25,12 @@ from headgate.graph.stage_graph import QueryDefinition
 from headgate.protocol.error_reports import report_of
 from headgate.protocol.messages import ErrorReport
 from headgate.runtime.slot import SlotSettings
+from headgate.spark.analyzed.scala import class_named
 from headgate.spark.continuous import worker_start
 from headgate.spark.continuous.slot_task import run_slot
 
 if TYPE_CHECKING:
-    from pyspark import RDD
+    from pyspark import RDD, SparkConf
     from pyspark.sql import SparkSession
 
 _log = logging.getLogger(__name__)
@@ -87,7 +88,7 @@ def check_session(spark: SparkSession, definition: QueryDefinition, parallelism:
                 option="slots", value=slots,
             )  # fmt: skip
         return
-    conf = spark.sparkContext.getConf()
+    conf = _conf(spark)
     if conf.get("spark.speculation", "false").lower() == "true":
         raise OptionError(
             "spark.speculation is true: Spark would start a second attempt of every slot of a continuous query. Set it "
@@ -139,13 +140,19 @@ def cores_of(spark: SparkSession) -> int | None:
     if master == "local":
         return 1
     if (local := _LOCAL.fullmatch(master)) is not None:
-        runtime = context._jvm.java.lang.Runtime.getRuntime()
-        return int(runtime.availableProcessors() if local[1] == "*" else local[1])
+        everything = local[1] == "*"
+        return int(class_named("java.lang.Runtime").getRuntime().availableProcessors() if everything else local[1])
     executors = context._jsc.sc().getExecutorMemoryStatus().size() - 1  # the driver is one of them
     if (cluster := _LOCAL_CLUSTER.fullmatch(master)) is not None:
         return int(executors) * int(cluster[1])
-    of_each = context.getConf().get("spark.executor.cores")
+    of_each = _conf(spark).get("spark.executor.cores")
     return int(executors) * int(of_each) if of_each is not None else None
+
+
+def _conf(spark: SparkSession) -> SparkConf:
+    """Return the application's settings: ``getConf`` would copy each of them, in four calls."""
+    conf: SparkConf = cast(Any, spark.sparkContext)._conf
+    return conf
 
 
 def other_jobs(spark: SparkSession) -> int:
@@ -166,7 +173,7 @@ def running_tasks(spark: SparkSession, group: str | None = None) -> int:
 
 def _grows(spark: SparkSession) -> bool:
     """Return whether Spark asks for more executors when it has work for them."""
-    return spark.sparkContext.getConf().get("spark.dynamicAllocation.enabled", "false").lower() == "true"
+    return _conf(spark).get("spark.dynamicAllocation.enabled", "false").lower() == "true"
 
 
 def job_description(name: str, query_id: str, run_id: str, dashboard: str | None) -> str:
@@ -200,7 +207,7 @@ def is_one_machine(spark: SparkSession) -> bool:
 
 def _kills_idle(spark: SparkSession, name: str) -> bool:
     switch = name.replace("idleTimeoutSeconds", "killOnIdleTimeout")
-    value = spark.conf.get(switch, None) or spark.sparkContext.getConf().get(switch, "false")
+    value = spark.conf.get(switch, None) or _conf(spark).get(switch, "false")
     return str(value).lower() == "true"
 
 

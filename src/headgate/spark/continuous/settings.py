@@ -5,6 +5,7 @@ Never: guess: what cannot be read is an `OptionError` that says how to write it.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -46,7 +47,7 @@ def arrow_schema(schema: str | StructType | pa.Schema) -> pa.Schema:
             'Write it like "user string, amount long, at timestamp".',
             option="schema", value=str(schema),
         ) from error  # fmt: skip
-    twice = sorted({name for name in arrow.names if arrow.names.count(name) > 1})
+    twice = sorted(name for name, count in Counter(arrow.names).items() if count > 1)
     if twice:
         raise OptionError(
             f"The schema names {', '.join(map(repr, twice))} more than once. Name each column once.",
