@@ -30,7 +30,11 @@ def _by_spark(rows: DataFrame, count: int) -> DataFrame:
     return rows.select([F.hex(F.col(f"c{place}") + 1).alias(f"c{place}") for place in range(count)])
 
 
-PROGRAMS: list[tuple[Program, int]] = [(_aggregates, 0), (_expressions, 0), (_by_spark, 11)]
+def _aggregates_by_spark(rows: DataFrame, count: int) -> DataFrame:
+    return rows.groupBy("c0").agg(*[F.median(f"c{place}").alias(f"m{place}") for place in range(count)])
+
+
+PROGRAMS: list[tuple[Program, int]] = [(_aggregates, 0), (_expressions, 0), (_by_spark, 8), (_aggregates_by_spark, 8)]
 """Programs, and how many calls a column may cost."""
 
 

@@ -1,5 +1,8 @@
 package headgate;
 
+import java.io.ByteArrayOutputStream;
+import java.io.IOException;
+import java.io.ObjectOutputStream;
 import java.lang.reflect.InvocationTargetException;
 import java.util.ArrayList;
 import java.util.Base64;
@@ -9,18 +12,24 @@ import java.util.LinkedHashSet;
 import java.util.List;
 import java.util.Set;
 
+import org.apache.spark.sql.catalyst.expressions.AttributeReference;
 import org.apache.spark.sql.catalyst.expressions.AttributeSet;
+import org.apache.spark.sql.catalyst.expressions.BoundReference;
 import org.apache.spark.sql.catalyst.expressions.Cast;
 import org.apache.spark.sql.catalyst.expressions.ExprId;
 import org.apache.spark.sql.catalyst.expressions.Expression;
 import org.apache.spark.sql.catalyst.expressions.Literal;
+import org.apache.spark.sql.catalyst.expressions.Literal$;
 import org.apache.spark.sql.catalyst.expressions.NamedExpression;
+import org.apache.spark.sql.catalyst.expressions.NamedExpression$;
+import org.apache.spark.sql.catalyst.expressions.aggregate.DeclarativeAggregate;
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
 import org.apache.spark.sql.catalyst.trees.TreeNode;
 import org.apache.spark.sql.catalyst.trees.TreePattern;
 import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.types.Decimal;
 import org.apache.spark.sql.types.Metadata;
+import org.apache.spark.sql.types.StructType;
 import org.apache.spark.unsafe.types.UTF8String;
 import scala.Enumeration;
 import scala.Option;
@@ -103,7 +112,48 @@ public final class PlanCopy {
         for (int place = 0; place < each.length; place++) {
             found.add(nodes.get(Integer.parseInt(each[place])));
         }
-        return CollectionConverters.asScala(found).toList();
+        return list(found);
+    }
+
+    /** Returns what Evaluator.java reads: what is evaluated, its attributes, the type of the output, SQL settings. */
+    public byte[] stored(Object of, Object inputs, Object output, Object settings) throws IOException {
+        ByteArrayOutputStream made = new ByteArrayOutputStream();
+        ObjectOutputStream stream = new ObjectOutputStream(made);
+        stream.writeObject(new Object[] {of, inputs, output, settings});
+        stream.close();
+        return made.toByteArray();
+    }
+
+    /** Returns the same of an aggregate function of attributes, which stand for its arguments that are no constants. */
+    public byte[] storedAggregate(int number, Object settings) throws IOException {
+        Expression function = (Expression) nodes.get(number);
+        // The code of a declarative one evaluates its children, those of others are bound.
+        boolean bound = !(function instanceof DeclarativeAggregate);
+        List attributes = new ArrayList();
+        List children = new ArrayList();
+        Iterator given = function.children().iterator();
+        while (given.hasNext()) {
+            Expression each = (Expression) given.next();
+            if (each.foldable()) {
+                children.add(each);
+            } else {
+                Object attribute = attribute(each);
+                children.add(bound ? new BoundReference(attributes.size(), each.dataType(), true) : attribute);
+                attributes.add(attribute);
+            }
+        }
+        attributes.add(attribute(Literal$.MODULE$.TrueLiteral()));
+        Object of = function.withNewChildren((Seq) list(children));
+        return stored(of, list(attributes), new StructType().add("result", function.dataType(), true), settings);
+    }
+
+    private static Object attribute(Expression of) {
+        return new AttributeReference(of.getClass().getSimpleName(), of.dataType(), true, Metadata.empty(),
+            NamedExpression$.MODULE$.newExprId(), (Seq) list(new ArrayList()));
+    }
+
+    private static Object list(List items) {
+        return CollectionConverters.asScala(items).toList();
     }
 
     private String answer(Object value) {

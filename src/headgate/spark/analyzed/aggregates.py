@@ -318,7 +318,7 @@ def _by_catalyst(before: Rows, own: Expressions, expression: JavaObject) -> Aggr
     accumulator = CatalystAggregate(
         str(expression.sql()),
         own.kind(expression),
-        stored_aggregate(before.session.spark, of),
+        stored_aggregate(before.session, of),
         conditional=option(expression.filter()) is not None,
     )
     argument = Call("struct", nodes, {"names": tuple(map(str, range(len(nodes))))})

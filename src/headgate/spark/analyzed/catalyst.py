@@ -19,29 +19,23 @@ from headgate.operators.current_time import CurrentTime
 from headgate.operators.project import Project
 from headgate.spark.analyzed.expressions import NotOnArrowError, not_supported
 from headgate.spark.analyzed.functions import arguments_of, called, next_calls, with_results
-from headgate.spark.analyzed.plan_copy import PlanCopy, key_of, semantic_key
+from headgate.spark.analyzed.plan_copy import CopiedNode, PlanCopy, key_of, number_of, semantic_key
 from headgate.spark.analyzed.scala import (
     JavaObject,
     UnsupportedTypeError,
     attribute_of,
-    class_named,
     class_of,
     column_type,
     contains,
-    is_a,
     items,
-    java_map,
     projection,
     relation,
     sequence,
     singleton,
     sql_class,
 )
-from headgate.spark.continuous.settings import session_settings
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from headgate.spark.analyzed.rows import Rows, Session
 
 Known = tuple[JavaObject, Bound]
@@ -236,38 +230,15 @@ def _serialized(session: Session, wanted: Sequence[JavaObject], attributes: Sequ
     output = sql_class("types.StructType")()
     for index, each in enumerate(wanted):
         output = output.add(f"c{index}", each.dataType(), True)
-    return _stored(session.spark, expressions, inputs, output)
+    return bytes(session.copy.java.stored(expressions, inputs, output, session.settings))
 
 
-def stored_aggregate(spark: SparkSession, function: JavaObject) -> bytes:
+def stored_aggregate(session: Session, function: CopiedNode) -> bytes:
     """Return what Evaluator.java reads of an aggregate function: it is computed of attributes, the last a condition.
 
     Constants stay what they are: Spark evaluates them when it makes the function.
     """
-    bound = sql_class("catalyst.expressions.BoundReference")
-    given = list(items(function.children()))
-    attributes = [attribute_of(each, class_of(each)) for each in given if not each.foldable()]
-    left = iter(attributes)
-    children = [each if each.foldable() else next(left) for each in given]
-    if not is_a(function, "DeclarativeAggregate"):  # its code evaluates its children, those of others are bound
-        places = {id(each): place for place, each in enumerate(attributes)}
-        children = [bound(places[id(each)], each.dataType(), True) if id(each) in places else each for each in children]
-    true = singleton("catalyst.expressions.Literal").TrueLiteral()
-    inputs = sequence([*attributes, attribute_of(true, class_of(true))])
-    output = sql_class("types.StructType")().add("result", function.dataType(), True)
-    return _stored(spark, function.withNewChildren(sequence(children)), inputs, output)
-
-
-def _stored(spark: SparkSession, of: JavaObject, inputs: JavaObject, output: JavaObject) -> bytes:
-    """Return what Evaluator.java reads: what is evaluated, its attributes, the type of the output, SQL settings."""
-    gateway: Any = spark.sparkContext._gateway
-    parts = gateway.new_array(class_named("java.lang.Object"), 4)
-    parts[0], parts[1], parts[2], parts[3] = of, inputs, output, _settings(spark)
-    made = class_named("java.io.ByteArrayOutputStream")()
-    stream = class_named("java.io.ObjectOutputStream")(made)
-    stream.writeObject(parts)
-    stream.close()
-    return bytes(made.toByteArray())
+    return bytes(session.copy.java.storedAggregate(number_of(function), session.settings))
 
 
 def _replaced(session: Session, wanted: Sequence[JavaObject], inputs: JavaObject) -> JavaObject:
@@ -291,9 +262,3 @@ def _inlined(plan: JavaObject, copy: PlanCopy) -> list[JavaObject]:
         expressions = [copy.of(_substituted(each, common)) for each in expressions]
         below = below.child()
     return expressions
-
-
-def _settings(spark: SparkSession) -> JavaObject:
-    """Return the session's SQL settings: some functions ask for them when they are evaluated."""
-    settings = session_settings(spark)
-    return java_map({name: value for name, value in settings.items() if name.startswith("spark.sql.")})

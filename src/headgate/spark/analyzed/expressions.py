@@ -15,7 +15,7 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from headgate.errors import OptionError, UnsupportedOperationError
 from headgate.expressions.compiled import NULL_TOLERANT, compiled, type_in
 from headgate.expressions.expressions import Bound, Branches, Call, Constant, Node
-from headgate.spark.analyzed.plan_copy import CopiedNode, PlanCopy, key_of, number_of
+from headgate.spark.analyzed.plan_copy import PlanCopy, key_of, number_of
 from headgate.spark.analyzed.scala import (
     JavaObject,
     UnsupportedTypeError,
@@ -141,26 +141,21 @@ class Expressions:
         """
         expression = self._copy.of(expression)
         number, taken_over_before = number_of(expression), self.taken_over
-        if number not in self._made:
-            self.taken_over = False
-            self._made[number] = self._node(expression), self.taken_over
-        made, taken_over = self._made[number]
+        if number not in self._made:  # all here: each function on the way would halve how deep expressions may be
+            self.taken_over, name = False, class_of(expression)
+            made: Node | None = self._known.get(key_of(expression)) if self._known else None
+            if made is None:
+                made = self._value_of(expression)
+            if made is None and name in RULES:
+                made = RULES[name](self, expression)
+            elif made is None and is_a(expression, "RuntimeReplaceable"):
+                made = self.node(expression.replacement())
+            elif made is None:
+                raise NotOnArrowError(expression, f"{name} has no Arrow kernel that is proven to give Spark's result")
+            self._made[number] = made, self.taken_over
+        node, taken_over = self._made[number]
         self.taken_over = taken_over_before or taken_over
-        return made
-
-    def _node(self, expression: CopiedNode) -> Node:
-        bound = self._known.get(key_of(expression)) if self._known else None
-        if bound is not None:
-            return bound
-        value = self._value_of(expression)
-        if value is not None:
-            return value
-        name = class_of(expression)
-        if name in RULES:
-            return RULES[name](self, expression)
-        if is_a(expression, "RuntimeReplaceable"):
-            return self.node(expression.replacement())
-        raise NotOnArrowError(expression, f"{name} has no Arrow kernel that is proven to give Spark's result")
+        return node
 
     def _value_of(self, expression: JavaObject) -> Constant | None:
         """Return what Spark itself computes of an expression without columns; None: it has some, or the time in it."""
@@ -196,8 +191,7 @@ class Expressions:
 
     def call(self, expression: JavaObject, kernel: str, *arguments: JavaObject, **parameters: Any) -> Node:
         """Return a call of a kernel over other expressions, if it gives the type that Spark says."""
-        nodes = [self.node(each) for each in arguments]
-        kinds = [self.kind(each) for each in arguments]
+        nodes, kinds = list(map(self.node, arguments)), list(map(self.kind, arguments))
         if kernel not in NULL_TOLERANT and any(isinstance(each, Constant) and each.value is None for each in nodes):
             return Constant(None, self.kind(expression))
         return self.checked(expression, lambda given: Call(kernel, tuple(given), parameters), nodes, kinds)

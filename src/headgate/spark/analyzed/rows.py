@@ -22,7 +22,8 @@ from headgate.operators.project import Project
 from headgate.operators.windows.assigner import SessionWindow, TimeWindow
 from headgate.spark.analyzed.expressions import Expressions
 from headgate.spark.analyzed.plan_copy import PlanCopy
-from headgate.spark.analyzed.scala import JavaObject, class_of
+from headgate.spark.analyzed.scala import JavaObject, class_of, java_map
+from headgate.spark.continuous.settings import session_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -53,6 +54,12 @@ class Session:
     time_zone: str
     streams: bool
     copy: PlanCopy = field(default_factory=PlanCopy)
+
+    @cached_property
+    def settings(self) -> JavaObject:
+        """The session's SQL settings: some functions ask for them when Spark's own code evaluates them."""
+        settings = session_settings(self.spark)
+        return java_map({name: value for name, value in settings.items() if name.startswith("spark.sql.")})
 
 
 @dataclass(frozen=True, kw_only=True)
