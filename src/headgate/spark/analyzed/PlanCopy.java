@@ -64,6 +64,8 @@ public final class PlanCopy {
     private static final int NULLABLE = 4;
     private static final int CURRENT_LIKE = 8;
     private static final int PYTHON_UDF = 16;
+    /** What py4j sends in one packet: for a second one it would wait until the first is acknowledged, 40 ms later. */
+    private static final int PIECE = 7000;
     private static final String EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions";
 
     private final List nodes = new ArrayList();
@@ -73,6 +75,7 @@ public final class PlanCopy {
     private final HashMap classNumbers = new HashMap();
     private final HashMap keys = new HashMap();
 
+    private String left = "";
     private StringBuilder newNodes;
     private StringBuilder newTypes;
     private StringBuilder newClasses;
@@ -162,8 +165,20 @@ public final class PlanCopy {
         newClasses = new StringBuilder();
         StringBuilder written = new StringBuilder();
         write(value, written);
-        return "{\"value\":" + written + ",\"classes\":[" + newClasses + "],\"types\":[" + newTypes + "],\"nodes\":["
+        left = "{\"value\":" + written + ",\"classes\":[" + newClasses + "],\"types\":[" + newTypes + "],\"nodes\":["
             + newNodes + "]}";
+        return next();
+    }
+
+    /** Returns the next piece of an answer: after a letter that says whether it is the last one. */
+    public String next() {
+        int end = Math.min(left.length(), PIECE);
+        if (end < left.length() && Character.isHighSurrogate(left.charAt(end - 1))) {
+            end--;
+        }
+        String piece = (end < left.length() ? "m" : "e") + left.substring(0, end); // more, or the end
+        left = left.substring(end);
+        return piece;
     }
 
     private int numberOf(TreeNode node) {

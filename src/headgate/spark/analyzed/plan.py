@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -72,8 +72,7 @@ def plan_of(frame: DataFrame) -> PlanNode:
     OptionError
         A source or an option is wrong, or two columns of the output have the same name.
     """
-    with _no_collections():
-        copy = PlanCopy()
+    with _no_collections(), closing(PlanCopy()) as copy:
         analyzed = copy.of(frame._jdf.queryExecution().analyzed())
         rows = Translation(frame.sparkSession, copy, streaming=analyzed.isStreaming()).rows(analyzed)
         plan = read_once(_named(rows, analyzed))
@@ -83,7 +82,7 @@ def plan_of(frame: DataFrame) -> PlanNode:
 
 @contextmanager
 def _no_collections() -> Iterator[None]:
-    """Have Python look for no garbage in cycles: what is made here is kept, and is much.
+    """Have Python look for no garbage in cycles: there is none, and much is made.
 
     Of 2,000 expressions it would look twice through all that the program has, which took most of the time.
     """

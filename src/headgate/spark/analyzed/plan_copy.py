@@ -379,13 +379,23 @@ class PlanCopy:
         """Return what a method without parameters of a node returns."""
         return self.decoded(self._taken(self.java.ask(node._number, method)), node, method)
 
+    def close(self) -> None:
+        """Let go of the nodes, which refer to one another; those that somebody has are still their Java objects."""
+        for node in self._nodes:
+            if isinstance(node, CopiedNode):
+                node._known.clear()
+        self._nodes.clear()
+
     def sequence(self, nodes: Sequence[CopiedNode]) -> Any:
         """Return a Scala list of nodes, one at least."""
         return self.java.nodes(",".join(str(each._number) for each in nodes))
 
     def _taken(self, answer: str) -> Any:
-        """Take what is new in an answer, and return its value."""
-        given = _decode(answer)
+        """Take what is new in an answer, given its first piece, and return its value."""
+        pieces = [answer]
+        while pieces[-1][0] == "m":  # more follows
+            pieces.append(self.java.next())
+        given = _decode("".join(each[1:] for each in pieces))
         self._classes += [_Class(*each) for each in given.classes]
         for spelled, text in given.types:
             self._types.append(_Type(self, len(self._types), bytes(spelled).decode(), text))
