@@ -21,6 +21,7 @@ from bench import (
     state,
     stream,
     unaligned,
+    wide,
 )
 
 BENCHES = {
@@ -39,6 +40,7 @@ BENCHES = {
     "scale": scale,
     "state": state,
     "soak": soak,
+    "wide": wide,
 }
 
 
