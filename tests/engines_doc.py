@@ -55,6 +55,9 @@ PROGRAMS = {
     "EventTimeWatermark": "`withWatermark`",
     "Repartition": "`repartition(n)`, `coalesce`",
     "RepartitionByExpression": "`repartition(n, columns)`, `repartitionById`",
+    "Sort": "`orderBy`, `sort`, after an aggregation in the output mode `complete`",
+    "GlobalLimit": "`limit`",
+    "LocalLimit": "the same",
     "MapInArrow": "`mapInArrow`",
     "MapInPandas": "`mapInPandas`",
 }

@@ -12,7 +12,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import headgate
+from headgate.connectors.files.sink import writer
 from headgate.errors import OptionError
+from headgate.operators import complete_results
+from headgate.spark.continuous import foreach_batch
 from tests.real.running_queries import PATIENCE_S, stop_all, wait_until
 from tests.real.test_continuous_dataframe import finished, generated, in_order
 
@@ -140,6 +143,52 @@ def test_groups_that_never_end_are_not_appended(spark: SparkSession) -> None:
         headgate.continuous(counted, parallelism=1).writeStream.format("noop").start()
     with pytest.raises(OptionError, match="only appends"):
         headgate.continuous(counted, parallelism=1).writeStream.outputMode("complete").format("json").start("out")
+
+
+def test_a_result_is_sorted_and_cut_as_a_whole(spark: SparkSession) -> None:
+    """Over several subtasks, whatever follows, and through a rescale: each result as it is shown, and the last one."""
+
+    def program(rows: DataFrame) -> DataFrame:
+        counted = by_city(rows.withColumn("k", F.nullif("k", F.lit(4))))
+        most = counted.orderBy(F.desc("rides"), F.asc_nulls_last("k"), F.length("max(name)"), "odd").limit(15)
+        return most.where("odd = 1").select("k", F.col("rides") * 2, F.sin("k"))
+
+    rows = generated(spark.readStream, rows=6000, rowsPerSecond=2000)
+    made = headgate.continuous(program(rows), parallelism=2).writeStream.format("memory").outputMode("complete")
+    query = made.option("slots", "threads").trigger(continuous="50 milliseconds").start()
+    seen: list[list[int]] = []
+
+    def shown(rows: int) -> bool:
+        seen.append(query.table().column(1).to_pylist())
+        return bool(query.status["rowsIn"] > rows)
+
+    wait_until(lambda: shown(1500), query)
+    query.rescale(3)
+    wait_until(lambda: shown(4000), query)
+    assert query.awaitTermination(PATIENCE_S), query.status
+    assert all(each == sorted(each, reverse=True) and len(each) <= 15 for each in seen)
+    assert query.table().to_pylist() == program(generated(spark.read, rows=6000)).toArrow().to_pylist()
+
+
+def test_a_sorted_batch_of_foreach_batch_is_in_order(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if it was staged in several files, of which Spark reads the largest first."""
+    monkeypatch.setattr(complete_results, "RESULT_ROWS", 3)
+    monkeypatch.setattr(writer, "_HELD_BYTES", 1)
+    monkeypatch.setattr(foreach_batch, "_TARGET_BYTES", 1)
+    batches: list[tuple[int, list[Any]]] = []
+
+    def take(batch: DataFrame, number: int) -> None:
+        batches.append((len(batch.inputFiles()), [tuple(row) for row in batch.collect()]))
+
+    frame = by_city(generated(spark.read)).orderBy(F.desc("sum(n)")).limit(19)
+    made = headgate.continuous(frame, parallelism=2).writeStream.outputMode("complete").foreachBatch(take)
+    query = made.option("slots", "threads").option("checkpointLocation", str(tmp_path)).start()
+    assert query.awaitTermination(PATIENCE_S), query.status
+    files, rows = batches[-1]
+    assert files > 4
+    assert rows == [tuple(row) for row in frame.collect()]
 
 
 AGGREGATES = (

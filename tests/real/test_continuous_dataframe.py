@@ -382,5 +382,7 @@ def test_explain_shows_stages_exchanges_and_state(spark: SparkSession, capsys: p
     assert "  rides.1.filter: ((n % 3) = 0)  [Arrow]" in shown
     assert any(line.endswith("to stage 1 by the hash of name 2") for line in shown)
     assert any(line.startswith("    state by key: sum(n) of int64 in window(at, 10 s, 10 s, 0 s)") for line in shown)
-    with pytest.raises(UnsupportedOperationError, match="Sort cannot run continuously"):
-        headgate.continuous(counted.orderBy("name"), parallelism=2).explain()
+    with pytest.raises(UnsupportedOperationError, match="Offset cannot run continuously"):
+        headgate.continuous(counted.offset(1), parallelism=2).explain()
+    headgate.continuous(counted.orderBy("name"), parallelism=2).explain()
+    assert "  rides.10.sort: orderBy(name ASC NULLS FIRST)" in capsys.readouterr().out.splitlines()

@@ -103,10 +103,16 @@ def test_the_error_of_a_function_ends_the_query_with_its_name(spark: SparkSessio
 
 
 def staging(
-    spark: SparkSession, function: Any, location: str, execution: int = 1, schema: pa.Schema = SCHEMA
+    spark: SparkSession,
+    function: Any,
+    location: str,
+    execution: int = 1,
+    output_mode: str = "append",
+    schema: pa.Schema = SCHEMA,
 ) -> tuple[Any, Any]:
     """Return a writer and a committer, as a slot and the driver make them."""
     sink = ForeachBatchSink(spark, function, {}, schema)
+    sink.output_mode = output_mode
     context = OperatorContext(
         uid="sink", subtask=0, parallelism=1, execution=execution, query_id="q",
         options={"checkpointLocation": location},
@@ -175,6 +181,23 @@ def test_intervals_and_columns_of_no_type_are_what_they_were(spark: SparkSession
         ("deep", "map<string,array<struct<void:void,a.b:interval day to second>>>"), ("n", "bigint"),
     ]  # fmt: skip
     assert rows.cast(schema).to_batches()[0].equals(given)
+
+
+@pytest.mark.parametrize(("output_mode", "expected"), [("append", [1, 2, 3]), ("complete", [2, 3])])
+def test_what_a_failed_checkpoint_had_is_in_the_next_batch_unless_that_has_all_rows_anew(
+    spark: SparkSession, tmp_path: Path, output_mode: str, expected: list[int]
+) -> None:
+    seen: list[int] = []
+    writer, committer = staging(
+        spark, lambda batch, _: seen.extend(row.n for row in batch.collect()), str(tmp_path), output_mode=output_mode
+    )
+    writer.write(rows_of(1))
+    writer.prepare_commit(1, final=False).result(PATIENCE_S)
+    writer.write(rows_of(2, 3))
+    state = writer.prepare_commit(2, final=False).result(PATIENCE_S)
+    committer.commit(state.committables, epoch=1, final=False)
+    assert sorted(seen) == expected
+    writer.close()
 
 
 def test_rows_that_somebody_deleted_are_an_error_and_a_dead_writer_s_are_deleted(

@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as spark_functions
 
 from headgate.errors import OptionError
+from headgate.operators.row_order import SortKey, order_of_rows
 from headgate.operators.windows.assigner import SessionWindow
 from tests.unit.operators.windows import words
 from tests.unit.operators.windows.window_world import TIMESTAMP, Subtasks, made
@@ -219,6 +220,21 @@ def test_types_and_names_are_spark_s(spark: SparkSession) -> None:
     for our, their in zip(ours, theirs):
         text = str(their.type).replace(" not null", "").replace("<element:", "<item:")
         assert str(our.type) == text or pa.types.is_timestamp(our.type), our.name
+
+
+def test_rows_are_in_spark_s_order(spark: SparkSession, table: pa.Table) -> None:
+    """By values of every type, nulls and NaN among them: ``sort_array`` has the order of ``ORDER BY``, in one job."""
+    nested = ["struct(f, k)", "array(k, s)", "array(x, y)", "array(array(i), array())", "nullif(struct(d), struct(d))"]
+    names = [name for name in SCHEMA.names if name != "case"]
+    rows = table.select(names).slice(0, 500).append_column("row", pa.array(range(500)))
+    frame = spark.createDataFrame(rows).selectExpr("*", *(f"{each} AS n{place}" for place, each in enumerate(nested)))
+    names += [f"n{place}" for place in range(len(nested))]
+    values = frame.orderBy("row").toArrow()
+    in_order = (f"sort_array(collect_list(struct({name}, row))) AS {name}" for name in names)
+    (found,) = frame.selectExpr(*in_order).collect()
+    for name in names:
+        ours = order_of_rows(values, [SortKey(name)]).tolist()
+        assert ours == [each.row for each in found[name]], name
 
 
 @pytest.mark.parametrize("column", ["l", "w"])

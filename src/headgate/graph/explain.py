@@ -98,6 +98,8 @@ def _exchange(exchange: Exchange) -> str:
     match exchange.exchange_kind:
         case "hash":
             return f"by the hash of {', '.join(exchange.keys)}"
+        case "rebalance" if exchange.aligned:
+            return "in one subtask, before barriers"
         case "rebalance":
             return "in turn" if exchange.targets is None else f"in turn, to {exchange.targets} subtasks"
         case "broadcast":

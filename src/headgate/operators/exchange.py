@@ -10,6 +10,8 @@ Never: move a row itself (`headgate.runtime.output_exchange` does), or hold anyt
     custom      the subtask that a function says                  every subtask, which filters
     forward     the subtask of the same number (slot)             none: its barriers are never unaligned
 
+Of any other kind an exchange may be aligned, too: what a checkpoint is to show passes it before the barrier does.
+
 Follows FLIP-547, "Existing logic"; FLINK-31963, -35351, -38483 and -37870.
 """
 
@@ -43,6 +45,8 @@ class Exchange(Operator):
         With ``rebalance``: how many subtasks get rows at most; None: all.
     partition
         With ``custom``: the function.
+    aligned
+        Whether barriers never pass its rows, although those of its kind do.
     """
 
     def __init__(
@@ -53,6 +57,7 @@ class Exchange(Operator):
         keys: tuple[str, ...] = (),
         targets: int | None = None,
         partition: Partition | None = None,
+        aligned: bool = False,
     ) -> None:
         assert (kind == "hash") == bool(keys) and (kind == "custom") == (partition is not None)
         self.schema = schema
@@ -61,6 +66,7 @@ class Exchange(Operator):
         self.keys = keys
         self.targets = targets
         self.partition = partition
+        self.aligned = aligned
 
     @property
     def signature(self) -> str:
@@ -78,7 +84,7 @@ class Exchange(Operator):
     @property
     def supports_unaligned(self) -> bool:
         """Whether barriers may pass its rows (per connection: FLINK-37870)."""
-        return self.exchange_kind != "forward"
+        return self.exchange_kind != "forward" and not self.aligned
 
     def process(self, batch: pa.RecordBatch, split_id: str, emit: Emit) -> None:
         """Not called: an exchange is where a chain ends and another begins."""

@@ -102,12 +102,17 @@ class CarryingWriter(SinkWriter):
         The rows' columns.
     most_rows
         How many of a checkpoint's rows are carried; None: all.
+    always
+        Whether it is carried, too, that there were none.
     """
 
-    def __init__(self, context: OperatorContext, schema: pa.Schema, most_rows: int | None) -> None:
+    def __init__(
+        self, context: OperatorContext, schema: pa.Schema, most_rows: int | None, *, always: bool = False
+    ) -> None:
         self._name = f"{context.execution_name}-{secrets.token_hex(4)}"
         self._schema = schema
         self._most_rows = most_rows
+        self._always = always
         self._held: list[pa.RecordBatch] = []
         self._held_rows = 0
         self._total = 0
@@ -124,7 +129,7 @@ class CarryingWriter(SinkWriter):
 
     def prepare_commit(self, checkpoint_id: int, *, final: bool) -> Future[OperatorState]:
         """See `SinkWriter.prepare_commit`."""
-        if self._total:
+        if self._total or self._always:
             self._count += 1
             table = pa.Table.from_batches(self._held, self._schema)
             rows = CarriedRows(writer=self._name, number=self._count, total=self._total, table=table)

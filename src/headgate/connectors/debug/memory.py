@@ -43,7 +43,7 @@ class MemorySink(Sink):
 
     def create_writer(self, context: OperatorContext, schema: pa.Schema, items: Sequence[bytes]) -> CarryingWriter:
         """See `Sink.create_writer`."""
-        return CarryingWriter(context, schema, most_rows=None)
+        return CarryingWriter(context, schema, most_rows=None, always=self.output_mode == "complete")
 
     def create_committer(self, checkpoint_location: str) -> MemoryCommitter:
         """Return the one committer of this query: a rescaled query's next run goes on with the same table."""

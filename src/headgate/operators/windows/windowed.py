@@ -130,6 +130,9 @@ class WindowedAggregate(KeyedOperator):
     emits_updates_at_once = False
     """Whether what changed in update mode is wanted soon, and not only before the next barrier. Set as the mode is."""
 
+    goes_on_elsewhere = False
+    """Whether, in complete mode, the groups go to other subtasks: the last ones before the end. Set as the mode is."""
+
     def __init__(
         self,
         input_schema: pa.Schema,

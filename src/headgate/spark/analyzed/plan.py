@@ -18,6 +18,7 @@ Never: run anything, or guess: a node that is not in `_NODES` is an `Unsupported
     Union                                        a union
     EventTimeWatermark                           the watermark strategy of the sources
     Repartition, RepartitionByExpression         exchanges
+    Sort, GlobalLimit, LocalLimit                `headgate.spark.analyzed.results`
     MapInArrow, MapInPandas                      the function, as it was pickled for Spark
 """
 
@@ -46,6 +47,7 @@ from headgate.spark.analyzed.functions import has_user_function, mapped
 from headgate.spark.analyzed.generators import generated
 from headgate.spark.analyzed.joins import joined
 from headgate.spark.analyzed.plan_copy import PlanCopy
+from headgate.spark.analyzed.results import limited, ordered
 from headgate.spark.analyzed.rows import Columns, Rows, Session, unsupported
 from headgate.spark.analyzed.scala import JavaObject, class_of, items, texts
 from headgate.spark.analyzed.stateful import applied, rows_of, transformed
@@ -425,6 +427,14 @@ def _map(own: Translation, node: Any) -> Rows:
     return Rows(node=made, places=places, windows={}, session=own.session)
 
 
+def _sort(own: Translation, node: Any) -> Rows:
+    return ordered(own.rows(node.child()), node)
+
+
+def _limit(own: Translation, node: Any) -> Rows:
+    return limited(own.rows(node.child()), node)
+
+
 def _child(own: Translation, node: Any) -> Rows:
     return own.rows(node.child())
 
@@ -463,6 +473,9 @@ _NODES: dict[str, Callable[[Translation, Any], Rows]] = {
     "EventTimeWatermark": _watermark,
     "Repartition": _repartition,
     "RepartitionByExpression": _repartition_by,
+    "Sort": _sort,
+    "GlobalLimit": _limit,
+    "LocalLimit": _child,
     "MapInArrow": _map,
     "MapInPandas": _map,
 }

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from headgate.errors import OptionError
 from headgate.graph.explain import explained
 from headgate.graph.plan import PlanNode, stage_graph
+from headgate.graph.results import has_results, placed
+from headgate.operators.windows.windowed import OutputMode
 from headgate.spark.analyzed.plan import plan_of
 from headgate.spark.analyzed.stream_joins import check_streaming
 from headgate.spark.continuous.writer import ContinuousStreamWriter
@@ -119,7 +121,8 @@ class ContinuousDataFrame:
         OptionError
             A source or an option is wrong, or two columns have the same name.
         """
-        print(explained(stage_graph(self._plan)))
+        mode: OutputMode = "complete" if has_results(self._plan) else "append"
+        print(explained(stage_graph(placed(self._plan, mode))))
 
     @cached_property
     def _plan(self) -> PlanNode:

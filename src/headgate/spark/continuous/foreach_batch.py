@@ -18,6 +18,7 @@ import logging
 import posixpath
 import re
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -107,7 +108,9 @@ class ForeachBatchSink(Sink):
         """See `Sink.create_writer`."""
         file_system, folder = _folder(context.options["checkpointLocation"])
         names = StagedNames(context, self._encoding.extension)
-        return FilesWriter(file_system, folder, self._encoding, _as_staged(schema), names, _TARGET_BYTES)
+        replaces = self.output_mode == "complete"
+        staged = _as_staged(schema)
+        return FilesWriter(file_system, folder, self._encoding, staged, names, _TARGET_BYTES, replaces=replaces)
 
     def create_committer(self, checkpoint_location: str) -> ForeachBatchCommitter:
         """See `Sink.create_committer`."""
@@ -212,11 +215,16 @@ class ForeachBatchCommitter(SinkCommitter):
 
     def _read(self, paths: Sequence[str], staged: pa.Schema) -> DataFrame:
         """Return staged rows. Spark reads local files itself; what else holds checkpoints it may not open."""
+        from pyspark.sql import DataFrame
+
         from headgate.spark.compatibility import from_arrow_schema
 
         reader = self._spark.read.schema(from_arrow_schema(staged))
         if isinstance(self._fs, pa_fs.LocalFileSystem):
-            return reader.parquet(*(f"file://{each}" for each in paths))
+            if len({StagedName.parse(posixpath.basename(each)).subtask for each in paths}) > 1:
+                return reader.parquet(*(f"file://{each}" for each in paths))
+            # Rows that one subtask wrote stay in its order: of a result that is sorted this is all.
+            return reduce(DataFrame.union, [reader.parquet(f"file://{each}") for each in paths])
         base, mark, parameters = self._location.partition("?")
         root = base.rstrip("/").removesuffix(posixpath.dirname(self._folder))
         return reader.format("headgate.files").option("fileFormat", "parquet").load(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from headgate.errors import OptionError
 from headgate.graph.plan import PlanNode, stage_graph
 from headgate.graph.query_options import parse_query_options, split_options
+from headgate.graph.results import check_complete, placed
 from headgate.graph.stage_graph import BAD_RECORDS_UID, LATE_ROWS_UID, QueryDefinition, SourceDefinition, StageGraph
 from headgate.operators import bad_records
 from headgate.operators.exchange import Exchange
@@ -296,12 +297,15 @@ class ContinuousStreamWriter:
                 option="outputMode", value="complete",
             )  # fmt: skip
         handling, bad_sink = self._bad_records(options)
-        graph = stage_graph(self._node)
+        graph = stage_graph(placed(self._node, self._output_mode))
+        if self._output_mode == "complete":
+            check_complete(graph)
         sink = self._sink(for_sink)
         for each in graph.operators:
             if isinstance(each.operator, WindowedAggregate):
                 each.operator.output_mode = self._output_mode
                 each.operator.emits_updates_at_once = sink.publishes_at_once
+                each.operator.goes_on_elsewhere = len(graph.stages) > graph.stage_of(each.uid) + 1
             if isinstance(each.operator, StaticJoin):
                 each.operator.table = each.operator.table.loaded(options["static.memory"])
         return QueryDefinition(
@@ -338,7 +342,9 @@ class ContinuousStreamWriter:
             )
         if self._format == "foreach":
             return make_foreach_sink(self._foreach, options, self._node.schema, self._spark)
-        return ForeachBatchSink(self._spark, self._foreach, options, self._node.schema)
+        sink = ForeachBatchSink(self._spark, self._foreach, options, self._node.schema)
+        sink.output_mode = self._output_mode
+        return sink
 
     def _bad_records(self, options: Options) -> tuple[str, Sink | None]:
         handling: str = options["badRecords"]

@@ -68,6 +68,18 @@ def test_memory_holds_each_committed_row_once() -> None:
     assert lost
 
 
+def test_a_complete_result_without_rows_is_one() -> None:
+    sink = MemorySink({}, SCHEMA)
+    sink.output_mode = "complete"
+    committer, writer = sink.create_committer(""), sink.create_writer(context(), SCHEMA, [])
+    writer.write(rows(1, 2))
+    committer.commit(prepared(writer, 1), epoch=0, final=False)
+    writer.notify_checkpoint_complete(1)
+    assert committer.table().num_rows == 2
+    committer.commit(prepared(writer, 2), epoch=1, final=False)
+    assert committer.table() == SCHEMA.empty_table()
+
+
 def test_memory_shows_rows_of_a_program_with_other_columns() -> None:
     """Those that its last checkpoint had, and that it did not commit itself."""
 

@@ -77,6 +77,22 @@ def test_complete_emits_all_groups_before_every_barrier(tmp_path: Path) -> None:
     assert taken(world) == [(1, 5, 1), (2, 6, 1), (3, 1, 1)]
 
 
+def test_complete_groups_that_go_on_elsewhere_are_emitted_before_the_end_and_not_again(tmp_path: Path) -> None:
+    """Else others, who expect no rows after the end, would get those of the last barriers."""
+    for elsewhere in (False, True):
+        world = subtasks(tmp_path, "complete")
+        world.process(batch((1, 1, 5), (2, 2, 6)))
+        (operator,) = world.operators
+        operator.goes_on_elsewhere = elsewhere
+        groups = [(1, 5, 1), (2, 6, 1)]
+        world.checkpoint()
+        assert taken(world) == groups
+        operator.end_input(world._emit)
+        assert taken(world) == (groups if elsewhere else [])
+        world.checkpoint()
+        assert taken(world) == ([] if elsewhere else groups)
+
+
 @pytest.mark.parametrize("mode", ["append", "update", "complete"])
 def test_an_aggregation_without_keys_has_one_row_of_no_rows(tmp_path: Path, mode: str) -> None:
     """In one subtask, with what Spark has of nothing."""

@@ -65,6 +65,8 @@ class FilesWriter(SinkWriter):
         A checkpoint's rows are staged in several files when they are more than that.
     folders
         Which partition each row belongs to; None: they are not partitioned.
+    replaces
+        Whether the rows of a checkpoint stand for those before, which are not carried on if theirs failed.
     """
 
     def __init__(
@@ -76,6 +78,8 @@ class FilesWriter(SinkWriter):
         names: StagedNames,
         target_bytes: int,
         folders: PartitionFolders | None = None,
+        *,
+        replaces: bool = False,
     ) -> None:
         self._fs = file_system
         self._output = output
@@ -84,6 +88,7 @@ class FilesWriter(SinkWriter):
         self._stored_schema = stored_schema(schema)
         self._target_bytes = target_bytes
         self._folders = folders
+        self._replaces = replaces
         partitions = () if folders is None else folders.columns
         self._file_schema = pa.schema([each for each in self._stored_schema if each.name not in partitions])
         self._thread = WriterThread("headgate-files-sink", limit_bytes=_QUEUE_BYTES)
@@ -192,6 +197,8 @@ class FilesWriter(SinkWriter):
             self._end_file(folder)
         for folder in list(self._files):
             self._end_file(folder)
+        if self._replaces:
+            self._carried.clear()
         if self._ended:
             self._carried[checkpoint_id], self._ended = self._ended, []
         carried = [staged for files in self._carried.values() for staged in files]

@@ -1,0 +1,122 @@
+"""Where whole results are sorted and cut: between what a program says and the stages that do it.
+
+Never: import pyspark, or put a result together anywhere but in one subtask.
+
+A translated program has `SortRows` and `LimitRows` where Spark's plan has ``Sort`` and ``Limit``. What these need
+depends on the output mode, which is known when the query is started: see `headgate.operators.complete_results` for
+``complete``.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+from headgate.errors import UnsupportedOperationError
+from headgate.graph.plan import PlanNode
+from headgate.graph.stage_graph import StageGraph
+from headgate.operators.complete_results import CollectResults, LimitRows, MarkResults, SortRows
+from headgate.operators.exchange import Exchange
+from headgate.operators.project import Project
+from headgate.operators.windows.windowed import OutputMode, WindowedAggregate
+
+
+def has_results(node: PlanNode) -> bool:
+    """Return whether anything that leads to a node is done with whole results."""
+    return isinstance(node.of, SortRows) or any(map(has_results, node.inputs))
+
+
+def placed(node: PlanNode, output_mode: OutputMode) -> PlanNode:
+    """Return a program in which results are sorted and cut as a whole.
+
+    Raises
+    ------
+    UnsupportedOperationError
+        It is not possible in this output mode, or at this place.
+    """
+    made: dict[PlanNode, PlanNode] = {}  # a node in two places stays one
+
+    def remade(each: PlanNode) -> PlanNode:
+        if each not in made:
+            inputs = each.inputs
+            if isinstance(each.of, LimitRows):
+                inputs = (_first_only(inputs[0], each.of.most_rows),)
+            inputs = tuple(map(remade, inputs))
+            made[each] = _placed(replace(each, inputs=inputs), output_mode)
+        return made[each]
+
+    return remade(node)
+
+
+def check_complete(graph: StageGraph) -> None:
+    """Check that in the output mode ``complete`` no rows of an aggregation leave its slot, but to be put together.
+
+    Raises
+    ------
+    UnsupportedOperationError
+        They do: a union, or a join with rows that end, also takes results that are put together.
+    """
+    after: set[str] = set()
+    for node in graph.operators:
+        if not after.isdisjoint(node.inputs):
+            after.add(node.uid)
+            if isinstance(node.operator, Exchange) and not node.operator.aligned:
+                raise UnsupportedOperationError(
+                    f"{node.uid} cannot run continuously in the output mode 'complete': rows of an aggregation are "
+                    "united with results that are sorted or limited. Sort and limit after the union.",
+                    operation="Union",
+                )  # fmt: skip
+        if isinstance(node.operator, WindowedAggregate):
+            after.add(node.uid)
+
+
+def _placed(node: PlanNode, output_mode: OutputMode) -> PlanNode:
+    if not isinstance(node.of, SortRows | LimitRows):
+        return node
+    (before,) = node.inputs
+    parts = _parts(before)
+    if isinstance(node.of, SortRows) and (output_mode != "complete" or not parts):
+        raise UnsupportedOperationError(
+            f"{node.of.function} cannot run continuously: rows are sorted only after an aggregation, in the output "
+            f"mode 'complete', as in Structured Streaming; the output mode is {output_mode!r}"
+            f"{'' if parts else ', and there is no aggregation before it'}. Call outputMode('complete'), or sort what "
+            "the sink has written.",
+            operation="Sort",
+        )  # fmt: skip
+    if isinstance(node.of, LimitRows) and (output_mode != "complete" or not parts):
+        raise UnsupportedOperationError(
+            f"{node.of.function} cannot run continuously: it is supported after an aggregation, in the output mode "
+            f"'complete'; the output mode is {output_mode!r}.",
+            operation="GlobalLimit",
+        )  # fmt: skip
+    if parts == {True}:
+        return node
+    if parts == {True, False}:
+        raise UnsupportedOperationError(
+            f"{node.of.function} cannot run continuously: it follows a union of rows that are sorted or limited and of "
+            "rows that are not. Do so after the union only.",
+            operation=node.of.kind,
+        )  # fmt: skip
+    if isinstance(node.of, LimitRows) or node.of.most_rows is not None:
+        before = before.then(copy.copy(node.of))
+    marked = before.then(MarkResults(before.schema))
+    sent = marked.then(Exchange(marked.schema, "rebalance", targets=1, aligned=True))
+    return replace(node, inputs=(sent.then(CollectResults(marked.schema, before.schema)),))
+
+
+def _first_only(node: PlanNode, most_rows: int) -> PlanNode:
+    """Return rows of which only the first are wanted: if they are sorted, where that is done."""
+    if isinstance(node.of, Project):
+        return replace(node, inputs=(_first_only(node.inputs[0], most_rows),))
+    if isinstance(node.of, SortRows):
+        return replace(node, of=SortRows(node.schema, node.of.keys, most_rows))
+    return node
+
+
+def _parts(node: PlanNode) -> set[bool]:
+    """Return of the aggregations that lead to a node: whether their results are in one subtask there."""
+    if isinstance(node.of, CollectResults):
+        return {True}
+    if isinstance(node.of, WindowedAggregate):
+        return {False}
+    return {part for each in node.inputs for part in _parts(each)}

@@ -1,0 +1,93 @@
+"""Where results are sorted and cut: in one subtask, after an aligned exchange, once; and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from headgate.errors import UnsupportedOperationError
+from headgate.expressions.expressions import Bound, Column
+from headgate.graph.explain import explained
+from headgate.graph.plan import PlanNode, stage_graph
+from headgate.graph.results import check_complete, has_results, placed
+from headgate.graph.stage_graph import StageGraph
+from headgate.operators.complete_results import LimitRows, SortRows
+from headgate.operators.project import Project
+from headgate.operators.row_order import SortKey
+from headgate.operators.union import Union
+from headgate.operators.windows.windowed import OutputMode
+from tests.unit.spark.continuous.programs import USER, counted, read, writer
+
+
+def by_user(name: str = "datagen") -> PlanNode:
+    return counted(read().named(name), Column(USER))
+
+
+def sorted_rows(node: PlanNode) -> PlanNode:
+    return node.then(SortRows(node.schema, [SortKey("rides", descending=True), SortKey("user")]))
+
+
+def limited(node: PlanNode, most: int = 2) -> PlanNode:
+    return node.then(LimitRows(node.schema, most))
+
+
+def named(node: PlanNode) -> PlanNode:
+    return node.then(Project(node.schema, [Column(Bound(0, "user"), "name")], "UTC"))
+
+
+def united(*nodes: PlanNode) -> PlanNode:
+    return PlanNode(of=Union(*(each.schema for each in nodes)), inputs=nodes)
+
+
+def graph_of(node: PlanNode, mode: OutputMode = "complete") -> StageGraph:
+    graph = stage_graph(placed(node, mode))
+    check_complete(graph)
+    return graph
+
+
+def test_the_first_rows_of_a_sorted_result() -> None:
+    """Each subtask sends no more than what may be among them; what follows is where the result is."""
+    node = limited(named(sorted_rows(by_user())))
+    assert has_results(node) and not has_results(by_user())
+    assert explained(graph_of(node)).splitlines()[5:] == [
+        "  datagen.3.window: groupBy(user).agg(...)",
+        "    state by key: count(1) in no window by user string",
+        "  datagen.4.sort: orderBy(rides DESC NULLS FIRST, user ASC NULLS FIRST)",
+        "  datagen.5.mark-results: results of each subtask",
+        "  datagen.6.repartition: to stage 2 in one subtask, before barriers",
+        "Stage 2",
+        "  datagen.7.collect-results: the results of all subtasks",
+        "  datagen.8.sort: orderBy(rides DESC NULLS FIRST, user ASC NULLS FIRST)",
+        "  datagen.9.select: user AS name",
+        "  datagen.10.limit: limit(2)",
+        "  sink: name string",
+    ]
+    (_, gathered) = graph_of(node).exchanges.values()
+    assert (gathered.targets, gathered.supports_unaligned) == (1, False)
+
+
+def test_a_result_is_put_together_once() -> None:
+    assert len(graph_of(sorted_rows(limited(sorted_rows(by_user()), 5))).stages) == 3
+    both = graph_of(limited(united(sorted_rows(by_user("a")), limited(by_user("b")))))
+    assert len(both.stages) == 3 and len(both.exchanges) == 4
+
+
+def test_only_groups_that_go_on_elsewhere_are_emitted_before_the_end() -> None:
+    for node, expected in ((by_user(), False), (sorted_rows(by_user()), True)):
+        made = writer(node).outputMode("complete").definition()
+        windows = [each.operator for each in made.graph.operators if hasattr(each.operator, "goes_on_elsewhere")]
+        assert [each.goes_on_elsewhere for each in windows] == [expected]
+
+
+@pytest.mark.parametrize(
+    ("message", "node", "mode"),
+    [
+        ("Call outputMode..complete..", sorted_rows(by_user()), "append"),
+        ("Call outputMode..complete..", sorted_rows(by_user()), "update"),
+        ("no aggregation before it", read().then(SortRows(read().schema, [SortKey("user")])), "complete"),
+        ("a union of rows that are sorted", limited(united(sorted_rows(by_user("a")), by_user("b"))), "complete"),
+        ("united with results", united(sorted_rows(by_user("a")), by_user("b")), "complete"),
+    ],
+)
+def test_what_is_refused(message: str, node: PlanNode, mode: OutputMode) -> None:
+    with pytest.raises(UnsupportedOperationError, match=message):
+        graph_of(node, mode)
