@@ -53,6 +53,17 @@ PROGRAMS: dict[str, Program] = {
     "structs, some of which are null": lambda rows: rows.groupBy(
         F.when(F.col("n") % 3 > 0, F.struct("k", F.nullif(F.col("n") % 2, F.lit(1)).alias("even"))).alias("s"), "k"
     ).agg(F.sum("n")),
+    "sessions, each row with a gap of its own, or none": lambda rows: (
+        rows.withWatermark("at", "100 milliseconds")
+        .groupBy(
+            F.session_window("at", F.when(F.col("n") % 7 > 0, F.concat(F.col("n") % 5 - 1, F.lit(" milliseconds")))),
+            "k",
+        )
+        .agg(F.count("*"), F.sum("n"))
+    ),
+    "sessions that last for months": lambda rows: (
+        rows.withWatermark("at", "1 day").groupBy(F.session_window("at", "1 month"), "k").count()
+    ),
     "the event time as a key": lambda rows: rows.withWatermark("at", "100 milliseconds").groupBy("at", "k").count(),
 }
 
@@ -65,6 +76,7 @@ def test_a_program_that_ends_gives_what_a_batch_gives(spark: SparkSession, name:
     `tests/real/test_continuous_aggregations.py::test_a_program_that_ends_gives_what_a_batch_gives[rollup]` too.
     """
     expected = in_order(PROGRAMS[name](generated(spark.read)).toArrow().to_pylist())
+    assert expected
     for mode in ("append", "complete"):
         table = finished(PROGRAMS[name](generated(spark.read)), mode=mode).table()
         assert in_order(table.to_pylist()) == expected

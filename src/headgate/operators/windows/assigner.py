@@ -80,19 +80,26 @@ class SessionWindow(msgspec.Struct, frozen=True):
     time
         The event time, a timestamp.
     gap_us
-        How long a gap is, in microseconds.
+        How long a gap is, in microseconds, if it is the same for all rows.
     name
         The name of its column.
+    end
+        Where each row has a gap of its own: when that ends, a timestamp above ``time``.
+    gap
+        The expression of that gap, for people to read.
     """
 
     time: Node
     gap_us: int
     name: str = "session_window"
+    end: Node | None = None
+    gap: str = ""
 
     @property
     def text(self) -> str:
         """What it is, for people to read."""
-        return f"session_window({text_of(self.time)}, {self.gap_us / 1_000_000:g} s)"
+        gap = f"{self.gap_us / 1_000_000:g} s" if self.end is None else f"by row: {self.gap}"
+        return f"session_window({text_of(self.time)}, {gap})"
 
     def alias(self, name: str) -> SessionWindow:
         """Name its column."""

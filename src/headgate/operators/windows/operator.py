@@ -72,7 +72,6 @@ class WindowAggregate(WindowedAggregate):
         # What is shared by windows is merged in the order of time, and not of arrival.
         in_order = any(partial.merging in ORDERED for partial in self._state_partials.values())
         self._buckets = Buckets(self._window, apart=in_order or self.output_mode != "append")
-        self._has_ended = False
         self._changed: list[Any] = []
         self._emit_again_ms = 0
         self._runs = SortedRuns(
@@ -185,12 +184,6 @@ class WindowAggregate(WindowedAggregate):
             self._fire_buckets(MOST_US, emit)
             if self._runs.first_bucket is None:
                 self._emit_row_of_nothing(emit)
-
-    def end_input(self, emit: Emit) -> None:
-        """In complete mode, if others expect no rows after the end, emit all groups now and not again."""
-        if self.output_mode == "complete" and self.goes_on_elsewhere:
-            self.prepare_snapshot(emit)
-            self._has_ended = True
 
     def close(self) -> None:
         """Delete the local files."""

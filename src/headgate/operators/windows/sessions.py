@@ -15,6 +15,9 @@ one. The state is pieces of partial results, each with the start and the end of 
 What is taken out of a piece is marked as dead: a piece does not change, and is stored once. A checkpoint stores the
 marks, a bit per row, in its head. A piece of which more than half is dead is written anew.
 
+In ``complete`` mode all sessions are emitted before every barrier, and none is ever forgotten, whatever the watermark
+is. A gap may be the same for all rows, or each row's own.
+
 A row whose own window, from its event time until a gap after it, has ended is late, as in Spark: also where it touches
 a session of its key that has not fired. Flink would merge it.
 
@@ -107,12 +110,14 @@ class SessionAggregate(WindowedAggregate):
         window: SessionWindow,
         *,
         time: str,
+        end: str | None = None,
         keys: Sequence[Key],
         aggregates: Sequence[Aggregated],
         columns: Sequence[str],
     ) -> None:
         super().__init__(input_schema, window.name, time=time, keys=keys, aggregates=aggregates, columns=columns)
         self._gap_us = window.gap_us
+        self._end = end
         timed = {time_of(name) for name, each in self._state_partials.items() if each.merging in ORDERED}
         self._timed_values = sorted(timed)
         self._state_partials |= {name: Partial(pa.int64(), "time", self.function) for name in self._timed_values}
@@ -146,7 +151,7 @@ class SessionAggregate(WindowedAggregate):
         batch, micros = self._timed(batch)
         if batch.num_rows == 0:
             return
-        ends = micros + self._gap_us
+        ends = micros + self._gap_us if self._end is None else batch.column(self._end).cast(pa.int64()).to_numpy()
         times = pa.array(micros)
         arrays = [times, pa.array(ends), *self._lifted(batch), *([times] * len(self._timed_values))]
         lifted = pa.Table.from_arrays(arrays, names=self._stored_columns)
@@ -168,7 +173,7 @@ class SessionAggregate(WindowedAggregate):
     def process_watermark(self, timestamp_ms: int, emit: Emit) -> None:
         """Emit the sessions that end by the watermark."""
         watermark = watermark_us(timestamp_ms)
-        if watermark <= self._watermark_us:
+        if watermark <= self._watermark_us or self.output_mode == "complete":
             return
         self._flush()
         self._watermark_us = watermark
@@ -199,12 +204,24 @@ class SessionAggregate(WindowedAggregate):
         self._compact()
         self._spill()
 
+    def prepare_snapshot(self, emit: Emit) -> None:
+        """In complete mode, emit all sessions."""
+        if self.output_mode == "complete" and not self._has_ended:
+            self._flush()
+            self.emit_state(emit)
+
     def emit_state(self, emit: Emit) -> None:
         """Emit the sessions that are open."""
-        alive = [piece.table.filter(pa.array(piece.alive)).select(self._stored_columns) for piece in self._pieces]
-        if alive:
-            merged = self._merged(pa.concat_tables(alive))
-            self._emit(merged, merged.column(START).to_numpy(), merged.column(END).to_numpy(), emit)
+        for first, end in self._slabs():
+            rows = [
+                piece.table.slice(low, high - low).filter(pa.array(piece.alive[low:high])).select(self._stored_columns)
+                for piece in self._pieces
+                for low, high in [self._within(piece, first, end)]
+            ]
+            if rows:
+                merged = self._merged(pa.concat_tables(rows))
+                self._emit(merged, merged.column(START).to_numpy(), merged.column(END).to_numpy(), emit)
+                give_back()
 
     def close(self) -> None:
         """Delete the local files."""
@@ -227,11 +244,7 @@ class SessionAggregate(WindowedAggregate):
 
     def _taken(self, first: int, end: int) -> Any:
         """Take all out of the state that is of a key of which something ended, within key groups; None: nothing did."""
-        whole = (first, end) == (0, self._context.max_parallelism)
-        within = []
-        for piece in self._pieces:
-            low, high = (0, piece.table.num_rows) if whole else np.searchsorted(piece.column(GROUP), [first, end])
-            within.append(slice(int(low), int(high)))
+        within = [slice(*self._within(piece, first, end)) for piece in self._pieces]
         due = [piece.due(self._watermark_us)[rows] for piece, rows in zip(self._pieces, within)]
         if not any(each.any() for each in due):
             return None
@@ -248,6 +261,13 @@ class SessionAggregate(WindowedAggregate):
                 taken.append(piece.table.take(places).select(self._stored_columns))
                 piece.kill(places)
         return pa.concat_tables(taken)
+
+    def _within(self, piece: Piece, first: int, end: int) -> tuple[int, int]:
+        """Return where the rows of a piece begin and end that are of some key groups."""
+        if (first, end) == (0, self._context.max_parallelism):
+            return 0, piece.table.num_rows
+        low, high = np.searchsorted(piece.column(GROUP), [first, end])
+        return int(low), int(high)
 
     def _of_keys(self, piece: Piece, wanted: Any, within: slice = slice(None)) -> Any:
         """Return where a piece has rows that count, of certain keys."""

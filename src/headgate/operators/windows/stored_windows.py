@@ -27,7 +27,7 @@ from headgate.protocol.state_schema import StateColumn, StateSchema
 
 _TIME = "\0time"
 _SLIDING = re.compile(r"window\(.*, (\S+) s, (\S+) s, (\S+) s\)", re.DOTALL)
-_SESSION = re.compile(r"session_window\(.*, (\S+) s\)", re.DOTALL)
+_SESSION = re.compile(r"session_window\(.*?(?:, by row: .*|, (\S+) s)\)", re.DOTALL)
 _AT = Constant(None, pa.timestamp("us", "UTC"))
 _PARAMETERS = re.compile(r"(?P<call>.*?\))(?P<parameters>(?:, \w+=[^,()]*)*)", re.DOTALL)
 _PARAMETER = re.compile(r", (\w+)=([^,()]*)")
@@ -116,12 +116,14 @@ def window_of(text: str) -> TimeWindow | SessionWindow | NoWindow:
     (60000000, 15000000)
     >>> window_of("session_window(at, 0.5 s)").gap_us
     500000
+    >>> window_of("session_window(at, by row: concat(n, 5 s))").gap_us
+    0
     """
     if match := _SLIDING.fullmatch(text):
         size, slide, start = (round(float(each) * 1_000_000) for each in match.groups())
         return TimeWindow(_AT, size, slide, start)
     if match := _SESSION.fullmatch(text):
-        return SessionWindow(_AT, round(float(match[1]) * 1_000_000))
+        return SessionWindow(_AT, round(float(match[1] or 0) * 1_000_000))
     return NoWindow(_AT if text.startswith("no window, until ") else None)
 
 

@@ -180,6 +180,13 @@ class WindowedAggregate(KeyedOperator):
         self._watermark_us = LEAST_US
         self._fired = np.full(context.max_parallelism, LEAST_US, np.int64)
         self._most_fired_us = LEAST_US
+        self._has_ended = False
+
+    def end_input(self, emit: Emit) -> None:
+        """In complete mode, if others expect no rows after the end, emit all groups now and not again."""
+        if self.output_mode == "complete" and self.goes_on_elsewhere:
+            self.prepare_snapshot(emit)
+            self._has_ended = True
 
     def close(self) -> None:
         """Release what the aggregates hold."""

@@ -61,7 +61,7 @@ def expanded(before: Rows, node: JavaObject) -> Rows:
     for each in before.all():
         columns.add(each.node, each.name_in_output)
     try:
-        window = window_in(before.expressions(), made, str(attribute.name()), session=False)
+        window = window_in(before.expressions(), made, str(attribute.name()))
     except NotOnArrowError as why:
         raise not_supported(made, why) from None
     windows = {**before.windows, attribute.exprId().id(): columns.window(window)}

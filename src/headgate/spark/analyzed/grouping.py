@@ -54,6 +54,7 @@ def grouped(
     columns = _Columns(before.schema)
     keys = [Key(columns.take(each.node, _name(each)), _name(each)) for each in by if isinstance(each, Column)]
     time = None if window.time is None else columns.take(window.time)
+    end = columns.take(window.end) if isinstance(window, SessionWindow) and window.end is not None else None
     taken = [None if each.argument is None else columns.take(each.argument) for each in aggregates]
     # Without a key all rows are of one group: they have a constant in common.
     keyed_by = keys or [Key(columns.take(Constant(0, pa.int32()), "all"), None)]
@@ -70,7 +71,7 @@ def grouped(
         for each, kind, column in zip(aggregates, kinds, taken)
     ]
     names = [*map(_name, by), *(each.name_in_output for each in aggregates)]
-    operator = _operator(node.schema, window, time, keyed_by, made, names)
+    operator = _operator(node.schema, window, (time, end), keyed_by, made, names)
     kept = ", ".join(each.state_text(kind) for each, kind in zip(aggregates, kinds))
     texts = [text_of(each.node) for each in by if isinstance(each, Column)] or ["all"]
     text = ", ".join(f"{text} {types[key.column]}" for text, key in zip(texts, keyed_by))
@@ -115,14 +116,15 @@ def _check_is_event_time(node: PlanNode, window: TimeWindow | SessionWindow) -> 
 def _operator(
     schema: pa.Schema,
     window: TimeWindow | SessionWindow | NoWindow,
-    time: str | None,
+    times: tuple[str | None, str | None],
     keys: Sequence[Key],
     aggregates: Sequence[Aggregated],
     columns: Sequence[str],
 ) -> WindowedAggregate:
+    time, end = times
     if isinstance(window, SessionWindow):
         assert time is not None
-        return SessionAggregate(schema, window, time=time, keys=keys, aggregates=aggregates, columns=columns)
+        return SessionAggregate(schema, window, time=time, end=end, keys=keys, aggregates=aggregates, columns=columns)
     return WindowAggregate(schema, window, time=time, keys=keys, aggregates=aggregates, columns=columns)
 
 

@@ -37,6 +37,7 @@ from headgate.graph.stage_graph import SourceDefinition
 from headgate.operators.filter import Filter
 from headgate.operators.project import Project
 from headgate.operators.union import Union
+from headgate.operators.windows.assigner import SessionWindow
 from headgate.source import Boundedness
 from headgate.spark.analyzed.aggregates import aggregated, expanded
 from headgate.spark.analyzed.catalyst import with_catalyst
@@ -49,10 +50,10 @@ from headgate.spark.analyzed.joins import joined
 from headgate.spark.analyzed.plan_copy import PlanCopy
 from headgate.spark.analyzed.results import limited, ordered
 from headgate.spark.analyzed.rows import Columns, Rows, Session, unsupported
-from headgate.spark.analyzed.scala import JavaObject, class_of, items, texts
+from headgate.spark.analyzed.scala import JavaObject, class_of, conjuncts, items, texts
 from headgate.spark.analyzed.stateful import applied, rows_of, transformed
 from headgate.spark.analyzed.stream_joins import join_below, pushed_down, streams_joined, with_windows
-from headgate.spark.analyzed.windows import window_of
+from headgate.spark.analyzed.windows import GapByRow, compared_bounds, window_of
 from headgate.spark.compatibility import TRANSFORM_WITH_STATE
 from headgate.spark.continuous.settings import arrow_schema, session_time_zone
 from headgate.spark.continuous.sources import source_node
@@ -277,6 +278,7 @@ def _project(own: Translation, node: Any) -> Rows:
 def project(before: Rows, named: list[JavaObject]) -> Rows:
     """Return rows with the columns of named expressions."""
     expressions, columns, windows, values = before.expressions(), Columns(), {}, []
+    by_row: dict[int, GapByRow] = {}
     for each in named:
         try:
             window = window_of(expressions, each)
@@ -285,12 +287,15 @@ def project(before: Rows, named: list[JavaObject]) -> Rows:
         value = each.child() if class_of(each) == "Alias" else each
         if window is None and class_of(value) == "AttributeReference":
             window = before.windows.get(value.exprId().id())
-        if window is not None:
+        if isinstance(window, GapByRow):
+            by_row[each.exprId().id()] = window
+        elif window is not None:
             windows[each.exprId().id()] = window
         else:
             values.append(each)
-    before, known = with_catalyst(before, values)
+    before, known = with_catalyst(before, [*values, *(each.end for each in by_row.values())])
     expressions = before.expressions(known)
+    windows |= {number: each.made(expressions) for number, each in by_row.items()}
     places = {each.exprId().id(): columns.add(expressions.compiled(each), str(each.name())) for each in values}
     windows = {number: columns.window(each) for number, each in windows.items()}
     return replace(before, node=before.projected(columns.made), places=places, windows=windows)
@@ -308,8 +313,14 @@ def _filter(own: Translation, node: Any) -> Rows:
         (time,) = {window.time for window in before.windows.values()}
         has_time = Column(Call("isnotnull", (time,)))
         return before.then(Filter(before.node.schema, has_time, before.time_zone))
-    for each in sorted(_conjuncts(node.condition()), key=has_user_function):
-        before = filtered(before, each)
+    by_row = {number: each for number, each in before.windows.items() if isinstance(each, SessionWindow) and each.end}
+    for each in conjuncts(node.condition()) if by_row else sorted(_conjuncts(node.condition()), key=has_user_function):
+        window = by_row.get(compared_bounds(each))
+        if window is None or window.end is None:
+            before = filtered(before, each)
+        else:  # the analyzer's, for rows whose gap is none
+            has_gap = Column(Call(">", (window.end, window.time)))
+            before = before.then(Filter(before.node.schema, has_gap, before.time_zone))
     return before
 
 

@@ -164,10 +164,12 @@ class Columns:
 
     def window(self, window: Window) -> Window:
         """Return windows whose time is among these columns, as they are of the columns before."""
-        return msgspec.structs.replace(window, time=self._bound(window.time))
+        if isinstance(window, SessionWindow) and window.end is not None:
+            window = msgspec.structs.replace(window, end=self._bound(window.end, "session end"))
+        return msgspec.structs.replace(window, time=self._bound(window.time, "event time"))
 
-    def _bound(self, time: Any) -> Bound:
-        index = self.place(time, "event time")
+    def _bound(self, time: Any, name: str) -> Bound:
+        index = self.place(time, name)
         return Bound(index, self.made[index].name_in_output)
 
 

@@ -8,8 +8,10 @@ the last step, marked in the metadata of its attribute.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from py4j.java_gateway import get_field  # type: ignore[import-untyped]
 
 from headgate.operators.windows.assigner import SessionWindow, TimeWindow
@@ -27,7 +29,27 @@ def is_window(attribute: Any) -> bool:
     return bool(metadata.contains(_TIME) or metadata.contains(_SESSION))
 
 
-def window_of(own: Expressions, named: Any) -> Window | None:
+@dataclass(frozen=True)
+class GapByRow:
+    """Session windows whose end is to be computed for each row.
+
+    Parameters
+    ----------
+    window
+        The windows, without that end.
+    end
+        Spark's expression of it.
+    """
+
+    window: SessionWindow
+    end: Any
+
+    def made(self, own: Expressions) -> SessionWindow:
+        """Return the windows, where the expression has a value."""
+        return msgspec.structs.replace(self.window, end=own.compiled(self.end))
+
+
+def window_of(own: Expressions, named: Any) -> Window | GapByRow | None:
     """Return the windows that the analyzer made an alias of; None: it is no such alias.
 
     Raises
@@ -37,15 +59,35 @@ def window_of(own: Expressions, named: Any) -> Window | None:
     """
     if class_of(named) != "Alias" or not is_window(named) or class_of(named.child()) != "CreateNamedStruct":
         return None
-    return window_in(own, named.child(), str(named.name()), session=named.metadata().contains(_SESSION))
+    of_struct = session_in if named.metadata().contains(_SESSION) else window_in
+    return of_struct(own, named.child(), str(named.name()))
 
 
-def window_in(own: Expressions, struct: Any, name: str, *, session: bool) -> Window:
+def compared_bounds(condition: Any) -> int:
+    """Return the id of the attribute of which a condition says that its end is after its start; else 0."""
+    if class_of(condition) != "GreaterThan":
+        return 0
+    sides = [condition.left(), condition.right()]
+    if any(class_of(each) != "GetStructField" or class_of(each.child()) != "AttributeReference" for each in sides):
+        return 0
+    end, start = ((int(each.child().exprId().id()), int(each.ordinal())) for each in sides)
+    return end[0] if (end[0], end[1], start[1]) == (start[0], 1, 0) else 0
+
+
+def session_in(own: Expressions, struct: Any, name: str) -> SessionWindow | GapByRow:
+    """Return the session windows that a struct of start and end is made for; raises as `window_of`."""
+    _, _, _, end = items(struct.children())
+    (moment,) = _parts(struct, end, "KnownNullable", *_CONVERTED)
+    time, gap = _parts(struct, moment, "Cast", interval_added())
+    gap_us = _gap_us(own, gap)
+    if gap_us > 0:
+        return SessionWindow(own.node(time), gap_us, name)
+    return GapByRow(SessionWindow(own.node(time), 0, name, gap=str(gap.sql())), moment)
+
+
+def window_in(own: Expressions, struct: Any, name: str) -> TimeWindow:
     """Return the windows that a struct of start and end is made for; raises as `window_of`."""
     _, start, _, end = items(struct.children())
-    if session:
-        time, gap = _parts(struct, end, "KnownNullable", *_CONVERTED, "Cast", interval_added())
-        return SessionWindow(own.node(time), _gap_us(own, struct, gap), name)
     _, size = _parts(struct, end, "KnownNullable", "PreciseTimestampConversion", "Add")
     last_start, shift = _parts(struct, start, "KnownNullable", "PreciseTimestampConversion", "Subtract")
     micros, case = _parts(struct, last_start, "Subtract")
@@ -74,15 +116,16 @@ def _is(struct: Any, expression: Any, name: str) -> Any:
     return expression
 
 
-def _gap_us(own: Expressions, struct: Any, gap: Any) -> int:
-    if not gap.foldable():
-        raise NotOnArrowError(gap, "a session's gap is the same for all rows here")
-    interval = gap.eval(None)
+def _gap_us(own: Expressions, gap: Any) -> int:
+    """Return how long a gap is that is the same for all rows, in microseconds; 0: it is not, or no row has one."""
+    interval = gap.eval(None) if gap.foldable() else None
+    if interval is None:
+        return 0
     if isinstance(interval, int):  # of an interval of days to seconds
         return interval
     months, days = get_field(interval, "months"), get_field(interval, "days")
     if months or (days and own.time_zone not in ("UTC", "Etc/UTC", "Z")):
-        raise NotOnArrowError(gap, "how long months are, and days where clocks are turned, depends on when they are")
+        return 0  # how long months are, and days where clocks are turned, depends on when they are
     return int(get_field(interval, "microseconds")) + int(days) * 86_400_000_000
 
 

@@ -148,10 +148,10 @@ class ContinuousStreamWriter:
                 "transformWithState the first two.",
                 option="outputMode", value=outputMode,
             )  # fmt: skip
-        if wanted != "append" and any(isinstance(each, SessionAggregate) for each in _aggregations(self._node)):
+        if wanted == "update" and any(isinstance(each, SessionAggregate) for each in _aggregations(self._node)):
             raise OptionError(
-                f"The output mode is {wanted!r}, and there are session windows: these have 'append' only, as in Spark, "
-                "since rows written of a session that still grows cannot be retracted.",
+                "The output mode is 'update', and there are session windows: these have 'append' and 'complete' only, "
+                "as in Spark, since rows written of a session that still grows cannot be retracted.",
                 option="outputMode", value=outputMode,
             )  # fmt: skip
         if wanted != "append" and _is_counted_again(self._node):

@@ -12,8 +12,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headgate.expressions.expressions import Bound
 from headgate.operators.windows import sessions
-from tests.unit.operators.windows.window_world import EPOCH, SCHEMA, Subtasks, batch, made, many, process
+from headgate.operators.windows.aggregates import accumulator_of
+from headgate.operators.windows.assigner import SessionWindow
+from headgate.operators.windows.windowed import Aggregated, Key
+from tests.unit.operators.windows.window_world import (
+    EPOCH,
+    SCHEMA,
+    TIMESTAMP,
+    Subtasks,
+    batch,
+    made,
+    many,
+    process,
+)
 from tests.unit.operators.windows.words import collect_list, count, first, last, session_window, sum
 
 GAP = session_window("at", "5 seconds")
@@ -54,6 +67,60 @@ def test_a_session_fires_once_when_the_watermark_is_at_its_end(tmp_path: Path) -
     world.restore(states, 2)
     world.process(batch((5, 1, 4)))
     assert [seconds(row) for row in world.finish()][2:] == [(5, 10, 1, 4, 1)]
+
+
+def test_complete_emits_all_sessions_before_every_barrier(tmp_path: Path) -> None:
+    """None ends, whatever the watermark is, and no row is late; before the end too, if others expect no rows after."""
+    world = Subtasks(lambda: made(SCHEMA, GAP, ["k"], AGGREGATES, "complete"), tmp_path, memory_bytes=1)
+
+    def taken() -> list[tuple[Any, ...]]:
+        found = sorted(map(seconds, world.rows()), key=repr)
+        world.emitted.clear()
+        return found
+
+    world.process(batch((0, 1, 1), (4, 1, 2), (4, None, 3), (20, 1, 5), (None, 1, 9)))
+    world.watermark(60_000)
+    assert taken() == []
+    states = world.checkpoint()
+    assert taken() == [(0, 9, 1, 3, 2), (20, 25, 1, 5, 1), (4, 9, None, 3, 1)]
+    world.restore(states, 2)
+    world.process(batch((9, 1, 1), (14, 1, 1), (19, 1, 1)))
+    world.checkpoint()
+    assert taken() == [(0, 25, 1, 11, 6), (4, 9, None, 3, 1)]
+    assert world.late_rows == 0
+    for operator in world.operators:
+        operator.goes_on_elsewhere = True
+        operator.end_input(world._emit)
+    assert taken() == [(0, 25, 1, 11, 6), (4, 9, None, 3, 1)]
+    world.checkpoint()
+    assert taken() == []
+
+
+def test_each_row_may_have_a_gap_of_its_own(tmp_path: Path) -> None:
+    """A session lasts until the latest end of its rows; a row is late by its own."""
+    schema = SCHEMA.append(pa.field("until", TIMESTAMP))
+
+    def operator() -> sessions.SessionAggregate:
+        counted = Aggregated("n", accumulator_of(count(), None), None)
+        window = SessionWindow(Bound(0, "at"), 0, end=Bound(3, "until"))
+        columns = ["session_window", "k", "n"]
+        return sessions.SessionAggregate(
+            schema, window, time="at", end="until", keys=[Key("k", "k")], aggregates=[counted], columns=columns
+        )
+
+    world = Subtasks(operator, tmp_path)
+
+    def process(*rows: tuple[float, int, float]) -> None:
+        given = batch(*((second, key, None) for second, key, _ in rows))
+        ends = pa.array([round(end * 1e6) for _, _, end in rows]).cast(TIMESTAMP)
+        world.process(pa.RecordBatch.from_arrays([*given.columns, ends], schema=schema))
+
+    process((0, 1, 20), (3, 1, 4), (20, 1, 21), (21.5, 1, 30), (5, 2, 6))
+    world.watermark(6_000)
+    process((1, 3, 6), (2, 1, 6.5), (5.5, 2, 7))
+    assert (world.late_rows, world.late[0].column("at")[0].value) == (1, 1_000_000)
+    assert [seconds(row) for row in world.rows()] == [(5, 6, 2, 1)]
+    assert sorted(map(seconds, world.finish()[1:])) == [(0, 21, 1, 4), (5.5, 7, 2, 1), (21.5, 30, 1, 1)]
 
 
 def test_a_row_whose_own_window_has_ended_is_late_whatever_it_touches(tmp_path: Path) -> None:
