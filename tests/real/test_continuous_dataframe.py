@@ -137,6 +137,40 @@ def test_windows(spark: SparkSession, name: str) -> None:
     assert query.status["sources"].keys() == {"datagen"}
 
 
+def test_windows_are_columns_where_they_are_used_as_such(spark: SparkSession) -> None:
+    """A row that is in several comes several times, as in Spark, also if nothing of them is kept."""
+
+    def program(rows: DataFrame) -> DataFrame:
+        sliding = rows.withColumn("w", F.window("at", "60 milliseconds", "20 milliseconds"))
+        window = F.window("at", "50 milliseconds")
+        return (
+            sliding.select("k", F.lit("nothing").alias("of"), F.lit(0).alias("n"))
+            .union(sliding.where("n % 3 = 0").select("k", F.lit("values"), F.unix_millis("w.end")))
+            .union(sliding.where("w.start < at - interval 45 milliseconds").select("k", F.lit("filter"), F.lit(0)))
+            .union(rows.select("k", window.alias("w")).select("k", F.lit("whole"), F.hash("w")))
+            .union(rows.withColumn("t", F.window_time(window)).select("k", F.lit("time"), F.unix_millis("t")))
+        )
+
+    check(spark, program)
+    counted = generated(spark.read).withColumn("w", WINDOWS["sliding"]()).groupBy("k").agg(F.max("w.end"), F.count("*"))
+    assert in_order(finished(counted).table().to_pylist()) == in_order(counted.toArrow().to_pylist())
+    times = F.window_time(F.window("at", "50 milliseconds")).alias("at")
+    check(
+        spark,
+        lambda rows: rows.select("k", times).withWatermark("at", "10 milliseconds").groupBy("at", "k").count(),
+    )
+
+
+def test_windows_of_a_union_end_by_the_watermark_that_it_has(spark: SparkSession) -> None:
+    """Its other source has none, and more splits: subtasks that read of that only hold nobody."""
+    first = generated(spark.readStream, rows=10**9, numPartitions=1).withWatermark("at", "10 milliseconds")
+    second = generated(spark.readStream, rows=10**9, numPartitions=4).withColumn("k", F.col("k") - 100)
+    counted = first.union(second).groupBy(F.window("at", "50 milliseconds"), F.col("k") < 0).count()
+    query = headgate.continuous(counted, parallelism=2).writeStream.format("memory").option("slots", "threads")
+    running = query.trigger(continuous="100 milliseconds").start()
+    wait_until(lambda: {row["(k < 0)"] for row in running.table().to_pylist()} == {False, True}, running)
+
+
 def test_aggregates_and_what_is_computed_of_them(spark: SparkSession) -> None:
     def program(rows: DataFrame) -> DataFrame:
         rows.withWatermark("at", "100 milliseconds").createOrReplaceTempView("rides")
@@ -242,7 +276,24 @@ UNSUPPORTED: dict[str, tuple[Program, str]] = {
         lambda rows: rows.groupBy("k").agg(F.expr("listagg(name) WITHIN GROUP (ORDER BY n)")),
         r"listagg\(.* in the order of arrival",
     ),
-    "a window that is a column": (lambda rows: rows.select(F.window("at", "100 milliseconds")), "is not grouped by"),
+    "a session that is a column": (
+        lambda rows: rows.select(F.session_window("at", "1 second")),
+        "is there when rows are grouped by it",
+    ),
+    "a watermark of a window": (
+        lambda rows: rows.select(F.window("at", "1 second").alias("w")).withWatermark("w", "1 second"),
+        "window_time",
+    ),
+    "a watermark after an aggregation": (
+        lambda rows: (
+            rows.withWatermark("at", "1 second")
+            .groupBy(F.window("at", "1 second"))
+            .count()
+            .select(F.window_time("window").alias("at"))
+            .withWatermark("at", "1 second")
+        ),
+        "waits for this one",
+    ),
     "a window that is null": (
         lambda rows: rows.rollup(F.window("at", "100 milliseconds"), "k").count(),
         "a window that is null in a grouping set",

@@ -43,6 +43,23 @@ PROGRAMS: dict[str, Callable[[DataFrame], DataFrame]] = {
         .groupBy(F.window("at", "100 milliseconds"))
         .count()
     ),
+    "of windows that were grouped by": lambda rows: (
+        rows.withWatermark("at", "100 milliseconds")
+        .groupBy(F.window("at", "50 milliseconds"), "k")
+        .agg(F.max("n").alias("n"))
+        .dropDuplicates()
+        .select("window", (F.col("k") % 3).alias("m"))
+        .dropDuplicates(["m", "window"])
+        .groupBy(F.window("window", "200 milliseconds").alias("w"))
+        .agg(F.count("*"), F.sum("m"))
+        .select("w")
+        .distinct()
+    ),
+    "of windows before": lambda rows: (
+        rows.withWatermark("at", "100 milliseconds")
+        .select(F.window("at", "20 milliseconds").alias("w"), "k")
+        .distinct()
+    ),
     "of two columns of one name": lambda rows: (
         rows.select(rows.k.alias("x"), (rows.n % 3).alias("x")).distinct().toDF("first", "second")
     ),
@@ -109,9 +126,9 @@ def test_a_row_comes_once_through_restores_at_another_parallelism(
 REFUSED: dict[str, tuple[Callable[[DataFrame], DataFrame], str]] = {
     "a struct": (lambda rows: rows.select(F.struct("k", "n").alias("s")).distinct(), "'s' has the type struct"),
     "no watermark": (lambda rows: rows.dropDuplicatesWithinWatermark(["k"]), "no watermark"),
-    "a window": (
-        lambda rows: rows.select(F.window("at", "100 milliseconds").alias("w")).distinct(),
-        "is not grouped by",
+    "several event times": (
+        lambda rows: rows.withWatermark("at", "1 second").withColumn("w", F.window("at", "1 second")).distinct(),
+        "several event times, at, w",
     ),
 }
 

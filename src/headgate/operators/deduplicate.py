@@ -25,7 +25,7 @@ from headgate.operators.key_hash import key_groups, key_hash
 from headgate.operators.known_keys import EXPIRY, HASH, NEVER_US, KnownKeys
 from headgate.operators.operator import Emit, KeyedChunk, KeyedOperator, RestoredChunk
 from headgate.operators.windows.assigner import LEAST_US
-from headgate.operators.windows.windowed import plain_key, read_part, serialized, watermark_us
+from headgate.operators.windows.windowed import event_times, plain_key, read_part, serialized, watermark_us
 from headgate.protocol.operator_context import OperatorContext
 
 _Reached = list[tuple[int, int, int]]
@@ -43,7 +43,7 @@ class Deduplicate(KeyedOperator):
     keys
         The names of those that make the key.
     time
-        The column with the event time: rows at the watermark or below are late; None: no row is.
+        The column with the event time, of windows their end: rows at the watermark or below are late; None: no row is.
     within_us
         A key is forgotten so long after its event time, in microseconds; None: never.
     """
@@ -92,7 +92,7 @@ class Deduplicate(KeyedOperator):
         """Emit the rows whose keys are not known."""
         keys = [plain_key(batch.column(name)) for name in self.keys]
         reached = self._reached(keys)
-        times = None if self._time is None else batch.column(self._time).cast(pa.int64())
+        times = None if self._time is None else event_times(batch.column(self._time))
         if times is not None:
             late = pc.less_equal(times, pa.array(reached)).fill_null(False)
             if late.true_count:

@@ -8,7 +8,7 @@ heard of holds the stage's. The final watermark passes no input that has it not,
 take no row of one that is heard of again. So the stage is idle when all inputs that are not at their end are.
 
 An input without event time, a source that has no watermark in a query in which another has one, is waited for only when
-its end is: it holds no watermark but the final one.
+its end is: it holds no watermark but the final one. A stage with nothing else to wait for is idle.
 
 An exchange that broadcasts its watermark does not stay idle alone, since somewhere a source is not: it is waited for
 while another input is not idle, or has ended where it is broadcast.
@@ -54,9 +54,9 @@ class WatermarkFlow:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody should wait for it: all inputs that have not ended are idle."""
+        """Whether nobody should wait for it: all inputs that have not ended are idle, or have no event time."""
         left = self._left()
-        return bool(left) and not self._voting(left)
+        return bool(left) and all(map(self._is_timeless, self._voting(left)))
 
     def _is_timeless(self, uid: str) -> bool:
         return uid in self._timeless and self._inputs[uid] is None

@@ -16,7 +16,7 @@ from headgate.operators import deduplicate, known_keys
 from headgate.operators.deduplicate import Deduplicate
 from headgate.operators.windows.windowed import Key
 from headgate.source.watermark import MAX_WATERMARK_MS
-from tests.unit.operators.windows.window_world import SCHEMA, Subtasks, batch, many, process
+from tests.unit.operators.windows.window_world import SCHEMA, TIMESTAMP, Subtasks, batch, many, process
 
 
 def made(*keys: str, time: str | None = "at", within_us: int | None = None) -> Callable[[], Any]:
@@ -55,6 +55,29 @@ def _context(folder: Path) -> Any:
     from headgate.protocol.operator_context import OperatorContext
 
     return OperatorContext(uid="x", subtask=0, parallelism=1, spill_folder=str(folder))
+
+
+def test_the_event_time_of_windows_is_their_end(tmp_path: Path) -> None:
+    """As it is where rows that an aggregation emits are deduplicated: those at the watermark are late."""
+    bounds = [pa.array([each * 1_000_000 for each in seconds]).cast(TIMESTAMP) for seconds in ([0, 5, 9], [10, 15, 19])]
+    windows = pa.StructArray.from_arrays(bounds, ["start", "end"])
+    rows = pa.record_batch({"k": pa.array([1, 1, 2], pa.int64()), "window": windows})
+    operator = Deduplicate(rows.schema, ["k"], time="window", within_us=1_000_000)
+    operator.uid = "x"
+    operator.open(_context(tmp_path), [])
+    emitted: list[pa.RecordBatch] = []
+
+    def process(first: int, many: int) -> list[int]:
+        emitted.clear()
+        operator.process(rows.slice(first, many), "s", lambda batch, split: emitted.append(batch))
+        return [row["window"]["end"].second for batch in emitted for row in batch.to_pylist()]
+
+    assert process(0, 1) == [10]
+    operator.process_watermark(10_000, lambda batch, split: None)
+    assert process(0, 3) == [19]
+    assert operator.late_rows == 1
+    operator.process_watermark(11_000, lambda batch, split: None)
+    assert process(1, 2) == [15], "forgotten a second after the end of its window"
 
 
 def test_late_rows_are_counted_and_keys_with_their_time_are_forgotten(tmp_path: Path) -> None:

@@ -72,9 +72,23 @@ def test_an_input_without_event_time_is_waited_for_at_its_end_only() -> None:
     flow.on_watermark("a", 10)
     assert output_of(flow) == (10, False)
     flow.on_watermark("a", MAX_WATERMARK_MS)
-    assert output_of(flow) == (None, False)
+    assert output_of(flow) == (None, True)
     flow.on_watermark("b", MAX_WATERMARK_MS)
     assert output_of(flow) == (MAX_WATERMARK_MS, False)
+
+
+def test_a_subtask_that_reads_only_what_has_no_event_time_holds_nobody() -> None:
+    """The source that has one may have fewer splits than there are subtasks."""
+    flow = WatermarkFlow(["a", "b"], timeless=["b"])
+    assert output_of(flow) == (None, False)
+    flow.on_idle("a")
+    assert output_of(flow) == (None, True)
+    flow.on_idle("b")
+    assert output_of(flow) == (None, True)
+    flow.on_active("b")
+    flow.on_active("a")
+    flow.on_watermark("a", 10)
+    assert output_of(flow) == (10, False)
 
 
 def test_an_input_that_was_heard_of_has_event_time_whatever_was_expected() -> None:

@@ -137,7 +137,7 @@ class WindowAggregate(WindowedAggregate):
     def process_watermark(self, timestamp_ms: int, emit: Emit) -> None:
         """Emit the windows that end by the watermark."""
         watermark = watermark_us(timestamp_ms)
-        if watermark <= self._watermark_us or self.output_mode == "complete":
+        if self._passes_over(watermark):
             return
         self._flush()
         before, self._watermark_us = self._watermark_us, watermark

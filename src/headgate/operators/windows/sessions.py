@@ -173,7 +173,7 @@ class SessionAggregate(WindowedAggregate):
     def process_watermark(self, timestamp_ms: int, emit: Emit) -> None:
         """Emit the sessions that end by the watermark."""
         watermark = watermark_us(timestamp_ms)
-        if watermark <= self._watermark_us or self.output_mode == "complete":
+        if self._passes_over(watermark):
             return
         self._flush()
         self._watermark_us = watermark

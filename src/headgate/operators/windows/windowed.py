@@ -130,6 +130,8 @@ class WindowedAggregate(KeyedOperator):
     emits_updates_at_once = False
     """Whether what changed in update mode is wanted soon, and not only before the next barrier. Set as the mode is."""
 
+    has_event_time = True
+    """Whether the watermark is that of its rows: else no group ends before the last one, and no row is late."""
     goes_on_elsewhere = False
     """Whether, in complete mode, the groups go to other subtasks: the last ones before the end. Set as the mode is."""
 
@@ -201,12 +203,19 @@ class WindowedAggregate(KeyedOperator):
     @property
     def late_schema(self) -> pa.Schema | None:
         """The columns of rows that came too late; None: no row can."""
-        return None if self._time is None or self.output_mode == "complete" else self.input_schema
+        never = self._time is None or not self.has_event_time or self.output_mode == "complete"
+        return None if never else self.input_schema
 
     @property
     @abstractmethod
     def state_bytes(self) -> tuple[int, int]:
         """How many bytes of state are in memory, and how many in local files."""
+
+    def _passes_over(self, watermark_us: int) -> bool:
+        """Return whether a watermark ends nothing here."""
+        if watermark_us <= self._watermark_us or self.output_mode == "complete":
+            return True
+        return not self.has_event_time and watermark_us < MOST_US
 
     # Rows that come.
 

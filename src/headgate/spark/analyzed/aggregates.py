@@ -26,13 +26,14 @@ from headgate.operators.union import Union
 from headgate.operators.windows.aggregates import Aggregate, accumulator_of
 from headgate.operators.windows.assigner import NoWindow
 from headgate.operators.windows.catalyst_aggregate import CatalystAggregate
+from headgate.operators.windows.windowed import WindowedAggregate
 from headgate.spark.analyzed.catalyst import stored_aggregate, with_catalyst
 from headgate.spark.analyzed.expressions import Expressions, NotOnArrowError, not_supported
 from headgate.spark.analyzed.grouping import grouped
 from headgate.spark.analyzed.plan_copy import semantic_key
 from headgate.spark.analyzed.rows import Columns, Rows, Window, is_event_time, unsupported
 from headgate.spark.analyzed.scala import JavaObject, class_of, is_a, items, option, same_type
-from headgate.spark.analyzed.windows import is_window, window_in
+from headgate.spark.analyzed.windows import is_window, needs_columns, window_in, with_windows
 from headgate.spark.compatibility import eval_mode, skips_null
 
 _FUNCTIONS = {
@@ -110,6 +111,9 @@ def aggregated(before: Rows, node: JavaObject) -> Rows:
     found = _found(output, grouping)
     for each in found:
         _check_aggregate(each)
+    passed = {each.exprId().id() for each in grouping if _window(before, each) is not None}
+    if needs_columns(before, [*keys, *(argument for each in found for argument in _arguments(each))], passed):
+        before, keys = with_windows(before, node), grouping
     columns = Columns()
     before, known = with_catalyst(before, [*keys, *(argument for each in found for argument in _arguments(each))])
     expressions = before.expressions(known)
@@ -123,7 +127,11 @@ def aggregated(before: Rows, node: JavaObject) -> Rows:
         aggregates = [Aggregate("count", name=columns.free("count"))]
     fields = [_fields(before, each) for each in by]
     parts = [part for each, of in zip(by, fields) for part in _parts(each, of, columns)]
-    made = _whole(grouped(before.node, parts, window, aggregates, before.time_zone), by, fields, before.time_zone)
+    made = grouped(before.node, parts, window, aggregates, before.time_zone)
+    if before.lost_event_time and not any(map(_is_event_time, grouping)):
+        assert isinstance(made.of, WindowedAggregate)
+        made.of.has_event_time = False
+    made = _whole(made, by, fields, before.time_zone)
     made_of = [
         (each, Bound(index, name)) for index, (each, name) in enumerate(zip([*grouping, *found], made.schema.names))
     ]

@@ -9,11 +9,13 @@ from dataclasses import replace
 
 import pyarrow as pa
 
+from headgate.expressions.expressions import Bound, Call
 from headgate.operators.deduplicate import Deduplicate
 from headgate.operators.exchange import Exchange
 from headgate.operators.key_hash import check_key_type
-from headgate.spark.analyzed.rows import WATERMARK_DELAY, Rows, is_event_time, unsupported
+from headgate.spark.analyzed.rows import WATERMARK_DELAY, Columns, Rows, is_event_time, unsupported
 from headgate.spark.analyzed.scala import JavaObject, class_of, items
+from headgate.spark.analyzed.windows import is_window_type, with_windows
 
 
 def deduplicated(before: Rows, node: JavaObject) -> Rows:
@@ -22,35 +24,53 @@ def deduplicated(before: Rows, node: JavaObject) -> Rows:
     Raises
     ------
     UnsupportedOperationError
-        A key is a window, a struct, a list or a map, or there is no watermark that the node needs.
+        A key is a struct (but for windows), a list or a map, there is no watermark that the node needs, or there are
+        several event times.
     OptionError
         A key has no hash.
     """
     output, name = list(items(node.child().output())), class_of(node)
-    keys = [_column(before, node, each) for each in (output if name == "Distinct" else items(node.keys()))]
+    whole = with_windows(before, node)
+    keys = [_column(whole, each) for each in (output if name == "Distinct" else items(node.keys()))]
+    timed = [each for each in output if is_event_time(each)]
+    if len(timed) > 1:
+        names = ", ".join(str(each.name()) for each in timed)
+        raise unsupported(node, f"its rows have several event times, {names}: keep one, as in Spark")
+    time = _column(whole, timed[0]) if timed else None
+    within_us = 0 if time in keys else None
+    if name == "DeduplicateWithinWatermark":
+        if not timed:
+            raise unsupported(node, "there is no watermark; call withWatermark before")
+        within_us = int(timed[0].metadata().getLong(WATERMARK_DELAY)) * 1000
+    before, keys = _with_bounds(whole, keys)
     schema = before.node.schema
     for each in keys:
         if pa.types.is_nested(schema.field(each).type):
             raise unsupported(node, f"{each!r} has the type {schema.field(each).type}; name columns of simple types")
         check_key_type(repr(each), schema.field(each).type)
-    timed = next((each for each in output if is_event_time(each)), None)
-    time = None if timed is None else _column(before, node, timed)
-    if time is not None and not pa.types.is_timestamp(schema.field(time).type):
-        raise unsupported(node, f"the event time {time!r} is no timestamp; drop duplicates before grouping")
-    within_us = 0 if time in keys else None
-    if name == "DeduplicateWithinWatermark":
-        if timed is None:
-            raise unsupported(node, "there is no watermark; call withWatermark before")
-        within_us = int(timed.metadata().getLong(WATERMARK_DELAY)) * 1000
     made = Deduplicate(schema, keys, time=time, within_us=within_us)
     by = ", ".join(f"{each} {schema.field(each).type}" for each in keys)
     made.signature = f"first rows by {by}" + ("" if within_us is None else f", for {within_us // 1000} ms")
-    return replace(before, node=before.node.then(Exchange(schema, "hash", keys=tuple(keys))).then(made))
+    after = before.then(Exchange(schema, "hash", keys=tuple(keys))).then(made)
+    return replace(after, node=after.projected(after.all()[: len(whole.node.schema)]))
 
 
-def _column(before: Rows, node: JavaObject, attribute: JavaObject) -> str:
+def _with_bounds(before: Rows, keys: list[str]) -> tuple[Rows, list[str]]:
+    """Return rows with columns for the bounds of the windows that are keys, which stand for them."""
+    columns, found = Columns(), []
+    for each in before.all():
+        columns.add(each.node, each.name_in_output)
+    for key in keys:
+        place = before.node.schema.get_field_index(key)
+        if not is_window_type(before.node.schema.field(place).type):
+            found.append(key)
+            continue
+        for bound in ("start", "end"):
+            columns.add(Call("getfield", (Bound(place, key),), {"name": bound}), f"{key}.{bound}")
+            found.append(columns.made[-1].name_in_output)
+    return replace(before, node=before.projected(columns.made)), found
+
+
+def _column(before: Rows, attribute: JavaObject) -> str:
     """Return the name of an attribute's column."""
-    number = attribute.exprId().id()
-    if number not in before.places:
-        raise unsupported(node, f"the window {attribute.sql()} is not grouped by")
-    return str(before.node.schema.names[before.places[number]])
+    return str(before.node.schema.names[before.places[attribute.exprId().id()]])

@@ -30,11 +30,14 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from headgate.errors import UnsupportedOperationError
 from headgate.expressions.expressions import Bound, Call, Column
 from headgate.graph.plan import PlanNode, can_be_named, stage_graph, watermarked
 from headgate.graph.stage_graph import SourceDefinition
 from headgate.operators.filter import Filter
+from headgate.operators.operator import KeyedOperator
 from headgate.operators.project import Project
 from headgate.operators.union import Union
 from headgate.operators.windows.assigner import SessionWindow
@@ -49,11 +52,11 @@ from headgate.spark.analyzed.generators import generated
 from headgate.spark.analyzed.joins import joined
 from headgate.spark.analyzed.plan_copy import PlanCopy
 from headgate.spark.analyzed.results import limited, ordered
-from headgate.spark.analyzed.rows import Columns, Rows, Session, unsupported
+from headgate.spark.analyzed.rows import Columns, Rows, Session, is_event_time, unsupported
 from headgate.spark.analyzed.scala import JavaObject, class_of, conjuncts, items, texts
 from headgate.spark.analyzed.stateful import applied, rows_of, transformed
-from headgate.spark.analyzed.stream_joins import join_below, pushed_down, streams_joined, with_windows
-from headgate.spark.analyzed.windows import GapByRow, compared_bounds, window_of
+from headgate.spark.analyzed.stream_joins import join_below, pushed_down, streams_joined
+from headgate.spark.analyzed.windows import GapByRow, compared_bounds, needs_columns, window_of, with_windows
 from headgate.spark.compatibility import TRANSFORM_WITH_STATE
 from headgate.spark.continuous.settings import arrow_schema, session_time_zone
 from headgate.spark.continuous.sources import source_node
@@ -115,8 +118,8 @@ def _check_watermark_policy(spark: SparkSession, output: PlanNode) -> None:
 
 def _named(rows: Rows, of: JavaObject) -> PlanNode:
     """Return the node of rows in the columns of a node of Spark's, in its order and by its names."""
-    output = list(items(of.output()))
-    node, names = rows.node_of(output, of), [str(each.name()) for each in output]
+    output, rows = list(items(of.output())), with_windows(rows, of)
+    node, names = rows.node_of(output), [str(each.name()) for each in output]
     if names == node.schema.names:
         return node
     columns = [Column(Bound(place, name), name) for place, name in enumerate(names)]
@@ -279,6 +282,7 @@ def project(before: Rows, named: list[JavaObject]) -> Rows:
     """Return rows with the columns of named expressions."""
     expressions, columns, windows, values = before.expressions(), Columns(), {}, []
     by_row: dict[int, GapByRow] = {}
+    passed: set[int] = set()
     for each in named:
         try:
             window = window_of(expressions, each)
@@ -287,12 +291,15 @@ def project(before: Rows, named: list[JavaObject]) -> Rows:
         value = each.child() if class_of(each) == "Alias" else each
         if window is None and class_of(value) == "AttributeReference":
             window = before.windows.get(value.exprId().id())
+            passed |= set() if window is None else {value.exprId().id()}
         if isinstance(window, GapByRow):
             by_row[each.exprId().id()] = window
         elif window is not None:
             windows[each.exprId().id()] = window
         else:
             values.append(each)
+    if needs_columns(before, values, passed):
+        return project(with_windows(before, named[0]), named)
     before, known = with_catalyst(before, [*values, *(each.end for each in by_row.values())])
     expressions = before.expressions(known)
     windows |= {number: each.made(expressions) for number, each in by_row.items()}
@@ -333,6 +340,8 @@ def _conjuncts(condition: JavaObject) -> list[JavaObject]:
 
 def filtered(before: Rows, condition: JavaObject) -> Rows:
     """Return the rows for which a condition is true."""
+    if needs_columns(before, [condition], before.windows):
+        before = with_windows(before, condition)
     wide, known = with_catalyst(before, [condition])
     made = Column(wide.expressions(known).compiled(condition))
     rows = wide.then(Filter(wide.node.schema, made, wide.time_zone))
@@ -344,22 +353,37 @@ def _alias(own: Translation, node: Any) -> Rows:
 
 
 def _union(own: Translation, node: Any) -> Rows:
-    nodes = []
-    for each in items(node.children()):
-        rows = own.rows(each)
-        nodes.append(rows.node_of(list(items(each.output())), each))
+    children = list(items(node.children()))
+    rows = [with_windows(own.rows(each), each) for each in children]
+    outputs = [list(items(each.output())) for each in children]
+    nodes = [each.node_of(output) for each, output in zip(rows, outputs)]
     made = PlanNode(of=Union(*(each.schema for each in nodes)), inputs=tuple(nodes))
     places = {number: place for place, number in enumerate(_ids(node))}
-    return Rows(node=made, places=places, windows={}, session=own.session)
+    # In Spark the columns of a union are those of its first rows, event time included.
+    lost = not _has_watermark(nodes[0]) and any(
+        _has_watermark(each) and any(map(is_event_time, output)) for each, output in zip(nodes[1:], outputs[1:])
+    )
+    lost |= any(each.lost_event_time for each in rows)
+    return Rows(node=made, places=places, windows={}, session=own.session, lost_event_time=lost)
 
 
 def _watermark(own: Translation, node: Any) -> Rows:
     before = own.rows(node.child())
     number = node.eventTime().exprId().id()
-    if number not in before.places:
-        raise unsupported(node, "event time is a column, not a window")
+    if number not in before.places or pa.types.is_struct(before.node.schema.field(before.places[number]).type):
+        raise unsupported(node, "the event time is a window, of which Spark reads no time: name its window_time()")
+    if _has_state(before.node):
+        raise unsupported(node, "rows before it come by a watermark, which in Spark waits for this one: nothing ends")
     delay_ms = int(node.getDelayMs(node.delay()))
     return replace(before, node=watermarked(before.node, before.places[number], delay_ms))
+
+
+def _has_state(node: PlanNode) -> bool:
+    return isinstance(node.of, KeyedOperator) or any(map(_has_state, node.inputs))
+
+
+def _has_watermark(node: PlanNode) -> bool:
+    return any(source.watermark_strategy is not None for source in node.sources())
 
 
 def _expand(own: Translation, node: Any) -> Rows:

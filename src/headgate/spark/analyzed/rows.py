@@ -76,12 +76,15 @@ class Rows:
         By the id of an attribute: the windows that it stands for, whose time is a `Bound` column.
     session
         What the program is run in.
+    lost_event_time
+        Whether they are of a union that has no event time in Spark, since its first rows have none.
     """
 
     node: PlanNode
     places: dict[int, int]
     windows: dict[int, Window]
     session: Session
+    lost_event_time: bool = False
 
     @property
     def time_zone(self) -> str:
@@ -113,20 +116,11 @@ class Rows:
             return self.node
         return self.node.then(Project(self.node.schema, columns, self.time_zone))
 
-    def node_of(self, output: Sequence[JavaObject], of: JavaObject) -> PlanNode:
-        """Return the node of the columns of some attributes of a node of Spark's only, in their order.
-
-        Raises
-        ------
-        UnsupportedOperationError
-            One of them is a window, which is there to be grouped by.
-        """
+    def node_of(self, output: Sequence[JavaObject]) -> PlanNode:
+        """Return the node of the columns of some attributes only, in their order; none of them is a window."""
         columns, names = Columns(), self.node.schema.names
         for each in output:
-            number = each.exprId().id()
-            if number in self.windows:
-                raise unsupported(of, f"the window {each.sql()} is not grouped by")
-            index = self.places[number]
+            index = self.places[each.exprId().id()]
             columns.add(Bound(index, names[index]), str(each.name()))
         return self.projected(columns.made)
 

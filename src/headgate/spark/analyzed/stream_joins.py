@@ -14,16 +14,14 @@ import pyarrow as pa
 from pyspark.errors import AnalysisException
 
 from headgate.errors import UnsupportedOperationError
-from headgate.expressions.expressions import Bound, Call, Node
+from headgate.expressions.expressions import Call, Node
 from headgate.graph.plan import PlanNode
-from headgate.operators.assign_windows import AssignWindows
 from headgate.operators.exchange import Exchange
 from headgate.operators.key_hash import check_key_type
 from headgate.operators.operator import Operator
 from headgate.operators.stream_join.condition import PairCondition
 from headgate.operators.stream_join.operator import Side, StreamJoin, StreamJoinKind
 from headgate.operators.union import Union
-from headgate.operators.windows.assigner import TimeWindow
 from headgate.spark.analyzed.catalyst import with_catalyst
 from headgate.spark.analyzed.expressions import NotOnArrowError, not_supported
 from headgate.spark.analyzed.rows import Columns, Rows, is_event_time, unsupported
@@ -40,6 +38,7 @@ from headgate.spark.analyzed.scala import (
     singleton,
     sql_class,
 )
+from headgate.spark.analyzed.windows import is_window_type
 from headgate.spark.compatibility import has_key_search, join_helper
 
 if TYPE_CHECKING:
@@ -179,7 +178,7 @@ class _Joined:
             except NotOnArrowError as why:
                 raise not_supported(each, why) from None
             parts: list[Node] = [compiled]
-            if _is_window(kind):
+            if is_window_type(kind):
                 parts = [Call("getfield", (compiled,), {"name": name}) for name in ("start", "end")]
             elif pa.types.is_nested(kind):
                 raise unsupported(node, f"the key {each.sql()} is nested; compare its parts")
@@ -207,28 +206,6 @@ class _Joined:
             time=None if offset_ms is None else time,
             offset_ms=offset_ms,
         )
-
-
-def _is_window(kind: pa.DataType) -> bool:
-    """Return whether a type is that of windows."""
-    fields = [kind.field(place) for place in range(kind.num_fields)] if pa.types.is_struct(kind) else []
-    return [each.name for each in fields] == ["start", "end"] and all(
-        pa.types.is_timestamp(each.type) for each in fields
-    )
-
-
-def with_windows(rows: Rows, node: JavaObject) -> Rows:
-    """Return rows that have columns for the windows that nobody has grouped by."""
-    for number, window in rows.windows.items():
-        if not isinstance(window, TimeWindow) or not isinstance(window.time, Bound):
-            raise unsupported(node, f"{window.text} is there when rows are grouped by it")
-        columns = Columns()
-        for name in rows.node.schema.names:
-            columns.free(name)
-        made = AssignWindows(rows.node.schema, window.time.index, window, columns.free(window.name))
-        places = {**rows.places, number: len(rows.node.schema)}
-        rows = replace(rows, node=rows.node.then(made), places=places)
-    return replace(rows, windows={})
 
 
 def _bounds(

@@ -8,15 +8,19 @@ the last step, marked in the metadata of its attribute.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 from py4j.java_gateway import get_field  # type: ignore[import-untyped]
 
+from headgate.expressions.expressions import Bound
+from headgate.operators.assign_windows import AssignWindows
 from headgate.operators.windows.assigner import SessionWindow, TimeWindow
 from headgate.spark.analyzed.expressions import Expressions, NotOnArrowError
-from headgate.spark.analyzed.rows import Window
+from headgate.spark.analyzed.rows import Columns, Rows, Window, unsupported
 from headgate.spark.analyzed.scala import class_of, items
 from headgate.spark.compatibility import interval_added
 
@@ -131,3 +135,50 @@ def _gap_us(own: Expressions, gap: Any) -> int:
 
 def _unknown(struct: Any) -> NotOnArrowError:
     return NotOnArrowError(struct, "it is marked as a window and not made as Spark makes them")
+
+
+def with_windows(rows: Rows, node: Any) -> Rows:
+    """Return rows that have columns for the windows that nobody has grouped by.
+
+    Raises
+    ------
+    UnsupportedOperationError
+        There are session windows.
+    """
+    for number, window in rows.windows.items():
+        if not isinstance(window, TimeWindow) or not isinstance(window.time, Bound):
+            raise unsupported(node, f"{window.text} is there when rows are grouped by it")
+        columns = Columns()
+        for name in rows.node.schema.names:
+            columns.free(name)
+        made = AssignWindows(rows.node.schema, window.time.index, window, columns.free(window.name))
+        places = {**rows.places, number: len(rows.node.schema)}
+        rows = replace(rows, node=rows.node.then(made), places=places)
+    return replace(rows, windows={})
+
+
+def needs_columns(rows: Rows, expressions: Iterable[Any], passed: Collection[int]) -> bool:
+    """Return whether windows must be columns before some expressions are evaluated.
+
+    Parameters
+    ----------
+    rows
+        The rows.
+    expressions
+        What may use a window's value.
+    passed
+        The ids of the windows that go on as they are. Of others a row that is in several comes several times.
+    """
+    left = (window for number, window in rows.windows.items() if number not in passed)
+    if any(isinstance(each, TimeWindow) and each.size_us != each.slide_us for each in left):
+        return True
+    used = (each for one in expressions for each in items(one.references())) if rows.windows else ()
+    return any(int(each.exprId().id()) in rows.windows for each in used)
+
+
+def is_window_type(kind: pa.DataType) -> bool:
+    """Return whether a type is that of windows."""
+    fields = [kind.field(place) for place in range(kind.num_fields)] if pa.types.is_struct(kind) else []
+    return [each.name for each in fields] == ["start", "end"] and all(
+        pa.types.is_timestamp(each.type) for each in fields
+    )

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from headgate.errors import OptionError
+from headgate.errors import OptionError, UnsupportedOperationError
 from headgate.graph.plan import PlanNode, stage_graph
 from headgate.graph.query_options import parse_query_options, split_options
 from headgate.graph.results import check_complete, placed
@@ -433,10 +433,18 @@ def _check_windows_end(node: PlanNode) -> None:
     for aggregation in _nodes(node):
         if not isinstance(aggregation.of, WindowedAggregate):
             continue
-        for each in _nodes(aggregation):
-            source = each.of
-            if not isinstance(source, SourceDefinition) or source.boundedness is not Boundedness.CONTINUOUS_UNBOUNDED:
+        sources = [each.of for each in _nodes(aggregation) if isinstance(each.of, SourceDefinition)]
+        has_watermark = any(each.watermark_strategy is not None for each in sources)
+        for source in sources:
+            if source.boundedness is not Boundedness.CONTINUOUS_UNBOUNDED:
                 continue
+            if not aggregation.of.has_event_time:
+                raise UnsupportedOperationError(
+                    f"{aggregation.of.function} cannot run continuously in the output mode 'append': it follows a "
+                    "union whose first rows have no watermark, and so the union has none, as in Structured Streaming. "
+                    "Unite them the other way around, call withWatermark after the union, or outputMode('update').",
+                    operation="Union", source=source.uid,
+                )  # fmt: skip
             if aggregation.of.late_schema is None:
                 raise OptionError(
                     f"{aggregation.of.function} in the output mode 'append' has neither a window nor the event time "
@@ -444,7 +452,7 @@ def _check_windows_end(node: PlanNode) -> None:
                     "outputMode('update') or outputMode('complete').",
                     option="outputMode", value="append", source=source.uid,
                 )  # fmt: skip
-            if source.watermark_strategy is None:
+            if not has_watermark:
                 raise OptionError(
                     f"{aggregation.of.function} in the output mode 'append' needs a watermark, and the source "
                     f"{source.uid!r} has none: no window would ever end. Call withWatermark(column, delay) before "

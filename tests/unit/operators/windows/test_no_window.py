@@ -11,6 +11,7 @@ import pytest
 from headgate.expressions.expressions import Bound
 from headgate.operators.windows.assigner import NoWindow
 from headgate.source.watermark import MAX_WATERMARK_MS
+from tests.unit.operators.windows import words
 from tests.unit.operators.windows.window_world import EPOCH, SCHEMA, Subtasks, batch, made, many, process
 from tests.unit.operators.windows.words import avg, collect_list, count, max, sum
 
@@ -75,6 +76,19 @@ def test_complete_emits_all_groups_before_every_barrier(tmp_path: Path) -> None:
     assert taken(world) == []
     world.checkpoint()
     assert taken(world) == [(1, 5, 1), (2, 6, 1), (3, 1, 1)]
+
+
+@pytest.mark.parametrize("window", [words.window("at", "10 seconds"), words.session_window("at", "10 seconds")])
+def test_without_event_time_no_window_ends_and_no_row_is_late(tmp_path: Path, window: Any) -> None:
+    world = Subtasks(lambda: made(SCHEMA, window, ["k"], AGGREGATES), tmp_path)
+    (operator,) = world.operators
+    operator.has_event_time = False
+    assert operator.late_schema is None
+    world.process(batch((0, 1, 5)))
+    world.watermark(60_000)
+    world.process(batch((1, 1, 6)))
+    assert taken(world) == [] and world.late_rows == 0
+    assert [row["sum(v)"] for row in world.finish()] == [11]
 
 
 def test_complete_groups_that_go_on_elsewhere_are_emitted_before_the_end_and_not_again(tmp_path: Path) -> None:

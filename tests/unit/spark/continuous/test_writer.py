@@ -207,6 +207,17 @@ def test_late_rows_of_a_processor() -> None:
     assert after.late_rows.uid == after.graph.operators[-1].uid
 
 
+def test_windows_of_a_union_end_by_the_watermark_of_the_source_that_has_one() -> None:
+    both = PlanNode(of=Union(RIDES, RIDES), inputs=(timed(), read()))
+    assert definition(counted(both, TEN)).late_rows is None
+    lost = counted(PlanNode(of=Union(RIDES, RIDES), inputs=(read(), timed())), TEN)
+    assert isinstance(lost.of, WindowAggregate)
+    lost.of.has_event_time = False
+    with pytest.raises(UnsupportedOperationError, match="a union whose first rows have no watermark"):
+        definition(lost)
+    assert writer(lost).outputMode("update").definition()
+
+
 TWICE = counted(BY_USER, Column(Bound(1, "user")))
 WRONG: dict[str, tuple[str, Build]] = {
     "output mode": ("only 'append'", lambda: writer(read()).outputMode("update")),
