@@ -16,7 +16,7 @@ from headgate.connectors.files.sink import writer
 from headgate.errors import OptionError
 from headgate.operators import complete_results
 from headgate.spark.continuous import foreach_batch
-from tests.real.running_queries import PATIENCE_S, stop_all, wait_until
+from tests.real.running_queries import PATIENCE_S, numbers, stop_all, wait_until
 from tests.real.test_continuous_dataframe import finished, generated, in_order
 
 Program = Callable[[DataFrame], DataFrame]
@@ -180,6 +180,30 @@ def test_a_result_is_sorted_and_cut_as_a_whole(spark: SparkSession) -> None:
     assert query.awaitTermination(PATIENCE_S), query.status
     assert all(each == sorted(each, reverse=True) and len(each) <= 15 for each in seen)
     assert query.table().to_pylist() == program(generated(spark.read, rows=6000)).toArrow().to_pylist()
+
+
+def test_a_limit_is_of_all_rows_that_there_ever_are(spark: SparkSession, tmp_path: Path) -> None:
+    """Through a rescale and a restart, before and after a filter, in append mode; and before an aggregation."""
+    rows = numbers(spark, rows=6000, rate=1000).limit(3000).where("value % 2 = 0").limit(999)
+
+    def start(savepoint: str | None = None) -> headgate.ContinuousQuery:
+        made = headgate.continuous(rows, parallelism=2).writeStream.format("memory").option("slots", "threads")
+        made = made.option("checkpointLocation", tmp_path / "checkpoints").trigger(continuous="100 milliseconds")
+        return made.start(fromSavepoint=savepoint)
+
+    query = start()
+    wait_until(lambda: query.table().num_rows > 200, query)
+    query.rescale(3)
+    wait_until(lambda: query.table().num_rows > 500, query)
+    query.stop(savepoint=str(tmp_path / "savepoint"))
+    before = query.table()["value"].to_pylist()
+    query = start(str(tmp_path / "savepoint"))
+    assert query.awaitTermination(PATIENCE_S), query.status
+    # What the savepoint had may be in both tables.
+    after = query.table()["value"].to_pylist()
+    assert len(set(before)) == len(before) < 999 == len({*before, *after}) and len(set(after)) == len(after)
+    counted = generated(spark.read).limit(321).agg(F.count("*").alias("n"))
+    assert finished(counted, mode="complete").table().to_pylist() == [{"n": 321}]
 
 
 def test_a_sorted_batch_of_foreach_batch_is_in_order(

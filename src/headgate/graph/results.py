@@ -4,7 +4,8 @@ Never: import pyspark, or put a result together anywhere but in one subtask.
 
 A translated program has `SortRows` and `LimitRows` where Spark's plan has ``Sort`` and ``Limit``. What these need
 depends on the output mode, which is known when the query is started: see `headgate.operators.complete_results` for
-``complete``.
+``complete``. In ``append``, and before an aggregation, a limit is of all rows that there ever are:
+`headgate.operators.first_rows`.
 """
 
 from __future__ import annotations
@@ -12,11 +13,15 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 
+import pyarrow as pa
+
 from headgate.errors import UnsupportedOperationError
+from headgate.expressions.expressions import Bound, Column, Constant
 from headgate.graph.plan import PlanNode
 from headgate.graph.stage_graph import StageGraph
 from headgate.operators.complete_results import CollectResults, LimitRows, MarkResults, SortRows
 from headgate.operators.exchange import Exchange
+from headgate.operators.first_rows import FirstRows
 from headgate.operators.project import Project
 from headgate.operators.windows.windowed import OutputMode, WindowedAggregate
 
@@ -83,12 +88,14 @@ def _placed(node: PlanNode, output_mode: OutputMode) -> PlanNode:
             "the sink has written.",
             operation="Sort",
         )  # fmt: skip
-    if isinstance(node.of, LimitRows) and (output_mode != "complete" or not parts):
+    if isinstance(node.of, LimitRows) and output_mode == "update":
         raise UnsupportedOperationError(
-            f"{node.of.function} cannot run continuously: it is supported after an aggregation, in the output mode "
-            f"'complete'; the output mode is {output_mode!r}.",
+            f"{node.of.function} cannot run continuously in the output mode 'update', as in Structured Streaming: rows "
+            "that are updated are not the first ones. Call outputMode('append') or outputMode('complete').",
             operation="GlobalLimit",
         )  # fmt: skip
+    if isinstance(node.of, LimitRows) and (output_mode == "append" or not parts):
+        return _first_of_stream(node, node.of)
     if parts == {True}:
         return node
     if parts == {True, False}:
@@ -102,6 +109,17 @@ def _placed(node: PlanNode, output_mode: OutputMode) -> PlanNode:
     marked = before.then(MarkResults(before.schema))
     sent = marked.then(Exchange(marked.schema, "rebalance", targets=1, aligned=True))
     return replace(node, inputs=(sent.then(CollectResults(marked.schema, before.schema)),))
+
+
+def _first_of_stream(node: PlanNode, limit: LimitRows) -> PlanNode:
+    """Return a limit of rows that are emitted once: of all that there ever are."""
+    key = next(name for n in range(len(node.schema) + 1) if (name := f"all {n}") not in node.schema.names)
+    columns = [Column(Bound(place, name), name) for place, name in enumerate(node.schema.names)]
+    columns.append(Column(Constant(0, pa.int32()), key))
+    (before,) = node.inputs
+    keyed = before.then(limit).then(Project(node.schema, columns, "UTC"))
+    sent = keyed.then(Exchange(keyed.schema, "hash", keys=(key,)))
+    return replace(node, of=FirstRows(keyed.schema, limit.most_rows), inputs=(sent,))
 
 
 def _first_only(node: PlanNode, most_rows: int) -> PlanNode:

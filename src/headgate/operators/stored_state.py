@@ -6,6 +6,7 @@ Never: start a JVM, or need the program whose state it is. Bytes that only the u
     -----------------------------------  --------------------------------------------------------------------------
     ... in window(...) by ...            ``groups``: keys and aggregates, as they would be emitted now
     first rows by ...                    ``keys``: the keys that are known, and until when
+    the first rows                       ``rows``: how many there were
     ... join; ...                        ``left`` and ``right``: the rows that are kept, until when, and what is matched
     transformWithState by ...,           one for each state variable, and ``timers``
     applyInPandasWithState by ...
@@ -20,10 +21,12 @@ import pyarrow as pa
 
 from headgate.errors import UnsupportedOperationError
 from headgate.operators.deduplicate import stored_keys
+from headgate.operators.first_rows import FirstRows
 from headgate.operators.operator import RestoredChunk
 from headgate.operators.stream_join.stored_rows import stored_rows
 from headgate.operators.transform_with_state.stored_values import stored_values
 from headgate.operators.windows.stored_windows import stored_windows
+from headgate.operators.windows.windowed import read_part
 from headgate.protocol.operator_context import OperatorContext
 from headgate.protocol.state_schema import StateSchema
 
@@ -58,6 +61,8 @@ def stored_state(
         yield from (("groups", batch) for batch in stored_windows(schema, context, chunks))
     elif signature.startswith("first rows by "):
         yield from (("keys", table) for table in stored_keys(chunks, key_names(signature)))
+    elif signature == FirstRows.signature:
+        yield from (("rows", read_part(chunk)) for chunk in chunks)
     elif " join; " in signature:
         yield from stored_rows(chunks, context, side_names(signature))
     elif signature.startswith(("transformWithState by ", "applyInPandasWithState by ")):

@@ -13,6 +13,7 @@ import pytest
 from headgate.errors import UnsupportedOperationError
 from headgate.expressions.expressions import Bound
 from headgate.operators.deduplicate import Deduplicate
+from headgate.operators.first_rows import FirstRows
 from headgate.operators.operator import KeyedChunk, RestoredChunk
 from headgate.operators.stored_state import key_names, side_names, stored_state
 from headgate.operators.windows.aggregates import Aggregate
@@ -47,6 +48,17 @@ def read(
     for name, rows in stored_state(signature, schema, context, restored, now_ms):
         found.setdefault(name, []).extend(rows.to_pylist())
     return found
+
+
+def test_how_many_of_the_first_rows_there_were() -> None:
+    keyed = pa.schema([("n", pa.int64()), ("all", pa.int32())])
+    operator = FirstRows(keyed, 3)
+    operator.uid = "limit"
+    operator.open(OperatorContext(uid="limit", subtask=0, parallelism=1, max_parallelism=8), [])
+    operator.process(
+        pa.RecordBatch.from_pylist([{"n": n, "all": 0} for n in range(2)], schema=keyed), "s", lambda *_: None
+    )
+    assert read(operator.snapshot_keyed(1), operator.signature) == {"rows": [{"rows": 2}]}
 
 
 def windows(window: Windows, aggregates: Sequence[Aggregate] = AGGREGATES) -> tuple[Callable[[], Any], StateSchema]:
