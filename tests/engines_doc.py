@@ -16,6 +16,7 @@ from headgate.spark import analyzed
 from headgate.spark.analyzed import aggregates, plan, rules
 from headgate.spark.analyzed.expressions import RULES
 from headgate.spark.compatibility import TRANSFORM_WITH_STATE
+from tests import refused_programs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -72,7 +73,9 @@ def document(spark: SparkSession) -> str:
     on_arrow = _names(name for name, of in known if of in RULES)
     by_arrow = _names(name for name, of in known if of in aggregates._FUNCTIONS)
     nodes = "\n".join(f"| {words} | `{node}` |" for node, words in PROGRAMS.items())
-    refused = "\n".join(f"| {module} | {why} |" for module, why in sorted(set(_refusals())))
+    refused = "\n".join(
+        f"| {each.text} | `{each.mode}` | {each.why} | {each.in_spark} |" for each in refused_programs.PROGRAMS
+    )
     return f"""{OPENING}
 ## Programs
 
@@ -94,10 +97,13 @@ These aggregates are computed by Arrow, all others, and sums without ANSI mode, 
 
 {by_arrow}
 
-## What is refused, in the words of the errors
+## What is refused
 
-| translated by | cannot run continuously, because |
-| --- | --- |
+Each of these is an `UnsupportedOperationError` with these words. The last column says what Structured Streaming does
+with the program.
+
+| program | output mode | cannot run continuously, because | Structured Streaming |
+| --- | --- | --- | --- |
 {refused}
 """
 
@@ -114,14 +120,14 @@ def _names(names: Iterator[str]) -> str:
     return textwrap.fill(", ".join(f"`{each}`" for each in names), 120, break_on_hyphens=False)
 
 
-def _refusals() -> Iterator[tuple[str, str]]:
-    """Yield the reasons with which the modules of the translation refuse nodes, and the module of each."""
+def refusals() -> Iterator[str]:
+    """Yield the reasons with which the modules of the translation refuse nodes."""
     for path in sorted(Path(analyzed.__file__).parent.glob("*.py")):
         for call in ast.walk(ast.parse(path.read_text())):
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "unsupported":
                 why = call.args[1]
                 if isinstance(why, ast.Constant | ast.JoinedStr):
-                    yield f"`{path.name}`", re.sub(r"\{[^}]*\}", "…", ast.unparse(why).removeprefix("f")[1:-1])
+                    yield re.sub(r"\{[^}]*\}", "…", ast.unparse(why).removeprefix("f")[1:-1])
 
 
 def main() -> None:

@@ -64,6 +64,17 @@ PROGRAMS: dict[str, Program] = {
     "sessions that last for months": lambda rows: (
         rows.withWatermark("at", "1 day").groupBy(F.session_window("at", "1 month"), "k").count()
     ),
+    "a window in a rollup": lambda rows: (
+        rows.withWatermark("at", "100 milliseconds")
+        .rollup(F.window("at", "60 milliseconds", "20 milliseconds"), F.col("k") % 2)
+        .count()
+    ),
+    "two windows of one row, put together": lambda rows: (
+        rows.withColumn("w", F.window("at", "50 milliseconds"))
+        .groupBy("w", F.window("at", "120 milliseconds", "60 milliseconds").alias("v"))
+        .count()
+        .repartition(3)
+    ),
     "the event time as a key": lambda rows: rows.withWatermark("at", "100 milliseconds").groupBy("at", "k").count(),
 }
 

@@ -270,48 +270,6 @@ def test_rows_go_to_the_partition_that_they_name(spark: SparkSession) -> None:
     assert len(threads) == 3 == len({thread for _, thread in threads})
 
 
-UNSUPPORTED: dict[str, tuple[Program, str]] = {
-    "an expression": (lambda rows: rows.where(F.input_file_name() != ""), r"input_file_name.* of no file"),
-    "an aggregate": (
-        lambda rows: rows.groupBy("k").agg(F.expr("listagg(name) WITHIN GROUP (ORDER BY n)")),
-        r"listagg\(.* in the order of arrival",
-    ),
-    "a session that is a column": (
-        lambda rows: rows.select(F.session_window("at", "1 second")),
-        "is there when rows are grouped by it",
-    ),
-    "a watermark of a window": (
-        lambda rows: rows.select(F.window("at", "1 second").alias("w")).withWatermark("w", "1 second"),
-        "window_time",
-    ),
-    "a watermark after an aggregation": (
-        lambda rows: (
-            rows.withWatermark("at", "1 second")
-            .groupBy(F.window("at", "1 second"))
-            .count()
-            .select(F.window_time("window").alias("at"))
-            .withWatermark("at", "1 second")
-        ),
-        "waits for this one",
-    ),
-    "a window that is null": (
-        lambda rows: rows.rollup(F.window("at", "100 milliseconds"), "k").count(),
-        "a window that is null in a grouping set",
-    ),
-    "a distinct aggregate": (
-        lambda rows: rows.groupBy(F.window("at", "100 milliseconds")).agg(F.countDistinct("n")),
-        "distinct values",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", UNSUPPORTED)
-def test_what_cannot_run_is_named(spark: SparkSession, name: str) -> None:
-    program, message = UNSUPPORTED[name]
-    with pytest.raises(UnsupportedOperationError, match=message):
-        headgate.continuous(program(generated(spark.readStream)), parallelism=1).writeStream.format("noop").start()
-
-
 def test_sources_of_spark_itself_are_refused(spark: SparkSession, tmp_path: Path) -> None:
     for frame in (spark.readStream.format("rate").load(), spark.range(3), spark.createDataFrame([(1,)], "a int")):
         with pytest.raises((UnsupportedOperationError, OptionError), match=r"rate|Range|LogicalRDD"):

@@ -11,7 +11,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import headgate
-from headgate.errors import UnsupportedOperationError
 from tests.real.running_queries import PATIENCE_S, happens, stop_all, wait_until
 from tests.real.test_continuous_dataframe import check, finished, generated, in_order
 
@@ -121,20 +120,3 @@ def test_a_row_comes_once_through_restores_at_another_parallelism(
     assert query.awaitTermination(PATIENCE_S), query.status
     found = [row.n for row in spark.read.schema("n long").json(str(tmp_path / "out")).collect()]
     assert sorted(found) == list(range(400)) == sorted(row.n for row in rows(spark.read).distinct().collect())
-
-
-REFUSED: dict[str, tuple[Callable[[DataFrame], DataFrame], str]] = {
-    "a struct": (lambda rows: rows.select(F.struct("k", "n").alias("s")).distinct(), "'s' has the type struct"),
-    "no watermark": (lambda rows: rows.dropDuplicatesWithinWatermark(["k"]), "no watermark"),
-    "several event times": (
-        lambda rows: rows.withWatermark("at", "1 second").withColumn("w", F.window("at", "1 second")).distinct(),
-        "several event times, at, w",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_is_no_key_is_named(spark: SparkSession, name: str) -> None:
-    program, message = REFUSED[name]
-    with pytest.raises(UnsupportedOperationError, match=message):
-        headgate.continuous(program(generated(spark.readStream)), parallelism=1).explain()

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import headgate
-from headgate.errors import OptionError, UnsupportedOperationError
+from headgate.errors import OptionError
 from tests.real.running_queries import stop_all
 from tests.real.test_continuous_dataframe import check, finished, generated, in_order
 
@@ -115,16 +115,3 @@ def test_a_table_that_is_too_large_is_named(spark: SparkSession, cities: DataFra
     writer = headgate.continuous(generated(spark.readStream).join(cities, "k"), parallelism=1).writeStream
     with pytest.raises(OptionError, match=r"k#\d+.* has \d+ bytes; the option 'static.memory' allows 100"):
         writer.format("noop").option("static.memory", "100").start()
-
-
-REFUSED: dict[str, tuple[Callable[[DataFrame, DataFrame], DataFrame], str]] = {
-    "all rows of the table": (lambda rows, cities: rows.join(cities, "k", "right"), "RightOuter is of all rows"),
-    "no equal columns": (lambda rows, cities: rows.join(cities, rows.k < cities.k), "no condition that columns"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_joined_is_named(spark: SparkSession, cities: DataFrame, name: str) -> None:
-    program, message = REFUSED[name]
-    with pytest.raises(UnsupportedOperationError, match=message):
-        headgate.continuous(program(generated(spark.readStream), cities), parallelism=1).explain()

@@ -76,39 +76,47 @@ def check_complete(graph: StageGraph) -> None:
 
 
 def _placed(node: PlanNode, output_mode: OutputMode) -> PlanNode:
-    if not isinstance(node.of, SortRows | LimitRows):
+    operator = node.of
+    if not isinstance(operator, SortRows | LimitRows | Exchange):
         return node
     (before,) = node.inputs
     parts = _parts(before)
-    if isinstance(node.of, SortRows) and (output_mode != "complete" or not parts):
+    is_of_result = bool(parts) and output_mode == "complete"
+    if isinstance(operator, SortRows) and not is_of_result:
         raise UnsupportedOperationError(
-            f"{node.of.function} cannot run continuously: rows are sorted only after an aggregation, in the output "
+            f"{operator.function} cannot run continuously: rows are sorted only after an aggregation, in the output "
             f"mode 'complete', as in Structured Streaming; the output mode is {output_mode!r}"
             f"{'' if parts else ', and there is no aggregation before it'}. Call outputMode('complete'), or sort what "
             "the sink has written.",
             operation="Sort",
         )  # fmt: skip
-    if isinstance(node.of, LimitRows) and output_mode == "update":
+    if isinstance(operator, LimitRows) and output_mode == "update":
         raise UnsupportedOperationError(
-            f"{node.of.function} cannot run continuously in the output mode 'update', as in Structured Streaming: rows "
-            "that are updated are not the first ones. Call outputMode('append') or outputMode('complete').",
+            f"{operator.function} cannot run continuously in the output mode 'update', as in Structured Streaming: "
+            "rows that are updated are not the first ones. Call outputMode('append') or outputMode('complete').",
             operation="GlobalLimit",
         )  # fmt: skip
-    if isinstance(node.of, LimitRows) and (output_mode == "append" or not parts):
-        return _first_of_stream(node, node.of)
+    if not is_of_result:
+        return _first_of_stream(node, operator) if isinstance(operator, LimitRows) else node
     if parts == {True}:
-        return node
+        return before if isinstance(operator, Exchange) else node
     if parts == {True, False}:
         raise UnsupportedOperationError(
-            f"{node.of.function} cannot run continuously: it follows a union of rows that are sorted or limited and of "
-            "rows that are not. Do so after the union only.",
-            operation=node.of.kind,
+            f"{operator.kind} cannot run continuously: it follows a union of rows that are sorted or limited and of "
+            "rows that are not. Sort and limit after the union only.",
+            operation=operator.kind,
         )  # fmt: skip
-    if isinstance(node.of, LimitRows) or node.of.most_rows is not None:
-        before = before.then(copy.copy(node.of))
+    if isinstance(operator, Exchange):  # a repartition: a result has one part then
+        return _collected(before)
+    if isinstance(operator, LimitRows) or operator.most_rows is not None:
+        before = before.then(copy.copy(operator))
+    return replace(node, inputs=(_collected(before),))
+
+
+def _collected(before: PlanNode) -> PlanNode:
     marked = before.then(MarkResults(before.schema))
     sent = marked.then(Exchange(marked.schema, "rebalance", targets=1, aligned=True))
-    return replace(node, inputs=(sent.then(CollectResults(marked.schema, before.schema)),))
+    return sent.then(CollectResults(marked.schema, before.schema))
 
 
 def _first_of_stream(node: PlanNode, limit: LimitRows) -> PlanNode:

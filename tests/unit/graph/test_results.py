@@ -12,6 +12,7 @@ from headgate.graph.plan import PlanNode, stage_graph
 from headgate.graph.results import check_complete, has_results, placed
 from headgate.graph.stage_graph import StageGraph
 from headgate.operators.complete_results import LimitRows, SortRows
+from headgate.operators.exchange import Exchange
 from headgate.operators.project import Project
 from headgate.operators.row_order import SortKey
 from headgate.operators.union import Union
@@ -96,6 +97,18 @@ def test_a_limit_of_rows_that_come_once_is_one_of_all_of_them(mode: OutputMode) 
     assert kinds.count("CollectResults") == (0 if mode == "append" else 1)
 
 
+def test_a_repartition_of_a_result_puts_it_together() -> None:
+    """So that rows which the program wants in one place are."""
+    spread = by_user().then(Exchange(by_user().schema, "rebalance"))
+    assert [each.aligned for each in graph_of(spread).exchanges.values()] == [False, True]
+    again = sorted_rows(spread).then(Exchange(by_user().schema, "hash", keys=("user",)))
+    assert len(graph_of(again).stages) == 3
+    assert (
+        len(graph_of(spread, "append").stages) == 3
+        and not graph_of(spread, "append").exchanges["datagen.4.repartition"].aligned
+    )
+
+
 def test_only_groups_that_go_on_elsewhere_are_emitted_before_the_end() -> None:
     for node, expected in ((by_user(), False), (sorted_rows(by_user()), True)):
         made = writer(node).outputMode("complete").definition()
@@ -112,6 +125,11 @@ def test_only_groups_that_go_on_elsewhere_are_emitted_before_the_end() -> None:
         ("in the output mode 'update', as in Structured", limited(read()), "update"),
         ("no aggregation before it", read().then(SortRows(read().schema, [SortKey("user")])), "complete"),
         ("a union of rows that are sorted", limited(united(sorted_rows(by_user("a")), by_user("b"))), "complete"),
+        (
+            "repartition cannot run continuously: it follows a union",
+            united(sorted_rows(by_user("a")), by_user("b")).then(Exchange(by_user().schema, "rebalance")),
+            "complete",
+        ),
         ("united with results", united(sorted_rows(by_user("a")), by_user("b")), "complete"),
     ],
 )

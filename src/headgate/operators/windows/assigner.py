@@ -46,6 +46,8 @@ class TimeWindow(msgspec.Struct, frozen=True):
         How long a window is, how long after another the next begins, and when one does, in microseconds.
     name
         The name of its column.
+    made_by
+        The id of the attribute of Spark's plan that these windows were made for; others may stand for them, too.
     """
 
     time: Node
@@ -53,6 +55,7 @@ class TimeWindow(msgspec.Struct, frozen=True):
     slide_us: int
     start_us: int = 0
     name: str = "window"
+    made_by: int = 0
 
     @property
     def text(self) -> str:

@@ -63,6 +63,7 @@ def expanded(before: Rows, node: JavaObject) -> Rows:
         columns.add(each.node, each.name_in_output)
     try:
         window = window_in(before.expressions(), made, str(attribute.name()))
+        window = msgspec.structs.replace(window, made_by=int(attribute.exprId().id()))
     except NotOnArrowError as why:
         raise not_supported(made, why) from None
     windows = {**before.windows, attribute.exprId().id(): columns.window(window)}
@@ -87,8 +88,8 @@ def _grouping_sets(before: Rows, node: JavaObject) -> Rows:
         windows = {number: columns.window(window) for number, window in known.items()}
         nodes.append(before.projected(columns.made))
         all_windows |= set(windows)
-    if all_windows & set(places):
-        raise unsupported(node, "a window that is null in a grouping set has no end")
+    if all_windows & set(places):  # null in some of the sets: only a column can be
+        return _grouping_sets(with_windows(before, node), node)
     made = PlanNode(of=Union(*(each.schema for each in nodes)), inputs=tuple(nodes))
     return replace(before, node=made, places=places, windows=windows)
 
@@ -101,18 +102,19 @@ def aggregated(before: Rows, node: JavaObject) -> Rows:
     UnsupportedOperationError
         It has several windows, or an aggregate that there is no operator for.
     OptionError
-        A key cannot be grouped by, or the window's times are not those of the watermark.
+        A key cannot be grouped by.
     """
     grouping = list(items(node.groupingExpressions()))
     output = list(items(node.aggregateExpressions()))
     keys = [each for each in grouping if _window(before, each) is None]
-    if len(grouping) - len(keys) > 1:
+    if len(grouping) - len(keys) > 1 and any(map(_is_event_time, grouping)):
         raise unsupported(node, "an aggregation by several windows has no end")
     found = _found(output, grouping)
     for each in found:
         _check_aggregate(each)
     passed = {each.exprId().id() for each in grouping if _window(before, each) is not None}
-    if needs_columns(before, [*keys, *(argument for each in found for argument in _arguments(each))], passed):
+    arguments = (argument for each in found for argument in _arguments(each))
+    if len(passed) > 1 or needs_columns(before, [*keys, *arguments], passed):
         before, keys = with_windows(before, node), grouping
     columns = Columns()
     before, known = with_catalyst(before, [*keys, *(argument for each in found for argument in _arguments(each))])
@@ -191,6 +193,8 @@ def _check_aggregate(expression: JavaObject) -> None:
     why = None
     if expression.isDistinct():
         why = "distinct values of a stream are not aggregated, in Spark's streaming neither; use approx_count_distinct"
+    elif class_of(of) == "PythonUDAF":
+        why = "pandas functions that aggregate are those of batches, in Spark's streaming too"
     elif not str(of.getClass().getName()).startswith("org.apache.spark.sql.catalyst.expressions."):
         why = f"the aggregate {class_of(of)} is a function of a user's"
     elif any(class_of(each) == "SortOrder" for each in items(of.children())):

@@ -49,7 +49,7 @@ def grouped(
     Raises
     ------
     OptionError
-        A key has a type that rows cannot be grouped by, or the window's times are not those of the watermark.
+        A key has a type that rows cannot be grouped by.
     """
     columns = _Columns(before.schema)
     keys = [Key(columns.take(each.node, _name(each)), _name(each)) for each in by if isinstance(each, Column)]
@@ -63,8 +63,6 @@ def grouped(
     for key in keyed_by:
         check_key_type(repr(key.column), types[key.column])
         _check_grouped(key.column, types[key.column])
-    if not isinstance(window, NoWindow):
-        _check_is_event_time(before, window)
     kinds = [None if column is None else types[column] for column in taken]
     made = [
         Aggregated(each.name_in_output, accumulator_of(each, kind), column)
@@ -72,6 +70,7 @@ def grouped(
     ]
     names = [*map(_name, by), *(each.name_in_output for each in aggregates)]
     operator = _operator(node.schema, window, (time, end), keyed_by, made, names)
+    operator.has_event_time = isinstance(window, NoWindow) or _is_event_time(before, window)
     kept = ", ".join(each.state_text(kind) for each, kind in zip(aggregates, kinds))
     texts = [text_of(each.node) for each in by if isinstance(each, Column)] or ["all"]
     text = ", ".join(f"{text} {types[key.column]}" for text, key in zip(texts, keyed_by))
@@ -95,22 +94,16 @@ def _check_grouped(name: str, kind: pa.DataType) -> None:
         )  # fmt: skip
 
 
-def _check_is_event_time(node: PlanNode, window: TimeWindow | SessionWindow) -> None:
-    """Check that a window's times are no other column of the source than its watermarks are of."""
+def _is_event_time(node: PlanNode, window: TimeWindow | SessionWindow) -> bool:
+    """Return whether a window's times are no other column of the source than its watermarks are of."""
     column = source_column(node, window.time.index) if isinstance(window.time, Bound) else None
     if column is None:
-        return  # an operator made it; who made it knows
+        return True  # an operator made it; who made it knows
     while node.inputs:
         node = node.inputs[0]
     assert isinstance(node.of, SourceDefinition)
     strategy = node.of.watermark_strategy
-    if strategy is not None and strategy.event_time_column.lower() != column.lower():
-        raise OptionError(
-            f"groupBy: the windows are of {column!r}, and the watermark is of {strategy.event_time_column!r}, "
-            f"which says nothing about when they end. Call withWatermark({column!r}, ...), or group by windows of "
-            f"{strategy.event_time_column!r}.",
-            option="groupBy", value=column,
-        )  # fmt: skip
+    return strategy is None or strategy.event_time_column.lower() == column.lower()
 
 
 def _operator(

@@ -183,7 +183,8 @@ class Translation:
         self._boundedness = Boundedness.CONTINUOUS_UNBOUNDED if streaming else Boundedness.BOUNDED
         self._streaming = streaming
         self._relations: dict[tuple[int, ...], PlanNode] = {}
-        self._definitions: dict[int, tuple[Rows, list[int]]] = {}
+        self._definitions: dict[int, JavaObject] = {}
+        self._defined: dict[int, Rows] = {}
         self._names: dict[str, int] = {}
 
     def rows(self, node: JavaObject) -> Rows:
@@ -218,11 +219,14 @@ class Translation:
 
     def defined(self, number: int, node: JavaObject) -> None:
         """Note what a common table expression stands for."""
-        self._definitions[number] = self.rows(node), list(_ids(node))
+        self._definitions[number] = node
 
     def referred(self, number: int, node: JavaObject) -> Rows:
         """Return the rows of a common table expression, under the ids that its reference has."""
-        rows, ids = self._definitions[number]
+        definition = self._definitions[number]
+        if number not in self._defined:
+            self._defined[number] = self.rows(definition)
+        rows, ids = self._defined[number], _ids(definition)
         again = dict(zip(ids, _ids(node)))
         return replace(
             rows,

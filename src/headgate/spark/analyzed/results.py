@@ -11,7 +11,7 @@ from headgate.operators.complete_results import LimitRows, SortRows
 from headgate.operators.row_order import SortKey, is_orderable
 from headgate.spark.analyzed.catalyst import with_catalyst
 from headgate.spark.analyzed.expressions import NotOnArrowError, not_supported
-from headgate.spark.analyzed.rows import Columns, Rows, unsupported
+from headgate.spark.analyzed.rows import Columns, Rows
 from headgate.spark.analyzed.scala import JavaObject, class_of, items
 
 
@@ -47,8 +47,5 @@ def ordered(before: Rows, node: JavaObject) -> Rows:
 
 
 def limited(before: Rows, node: JavaObject) -> Rows:
-    """Return the rows of a ``GlobalLimit``."""
-    expression = node.limitExpr()
-    if not expression.foldable():
-        raise unsupported(node, "the limit is not a constant")
-    return before.then(LimitRows(before.node.schema, int(expression.eval(None))))
+    """Return the rows of a ``GlobalLimit``, which is a constant."""
+    return before.then(LimitRows(before.node.schema, int(node.limitExpr().eval(None))))

@@ -145,15 +145,20 @@ def with_windows(rows: Rows, node: Any) -> Rows:
     UnsupportedOperationError
         There are session windows.
     """
+    made_by: dict[int, int] = {}
     for number, window in rows.windows.items():
         if not isinstance(window, TimeWindow) or not isinstance(window.time, Bound):
             raise unsupported(node, f"{window.text} is there when rows are grouped by it")
+        if window.made_by in made_by:
+            rows = replace(rows, places={**rows.places, number: made_by[window.made_by]})
+            continue
         columns = Columns()
         for name in rows.node.schema.names:
             columns.free(name)
         made = AssignWindows(rows.node.schema, window.time.index, window, columns.free(window.name))
         places = {**rows.places, number: len(rows.node.schema)}
         rows = replace(rows, node=rows.node.then(made), places=places)
+        made_by |= {window.made_by: places[number]} if window.made_by else {}
     return replace(rows, windows={})
 
 

@@ -15,7 +15,6 @@ from headgate.graph.query_options import parse_query_options, split_options
 from headgate.graph.results import check_complete, placed
 from headgate.graph.stage_graph import BAD_RECORDS_UID, LATE_ROWS_UID, QueryDefinition, SourceDefinition, StageGraph
 from headgate.operators import bad_records
-from headgate.operators.exchange import Exchange
 from headgate.operators.operator import KeyedOperator
 from headgate.operators.static_join import StaticJoin
 from headgate.operators.stream_join.operator import StreamJoin
@@ -149,22 +148,16 @@ class ContinuousStreamWriter:
                 option="outputMode", value=outputMode,
             )  # fmt: skip
         if wanted == "update" and any(isinstance(each, SessionAggregate) for each in _aggregations(self._node)):
-            raise OptionError(
-                "The output mode is 'update', and there are session windows: these have 'append' and 'complete' only, "
-                "as in Spark, since rows written of a session that still grows cannot be retracted.",
-                option="outputMode", value=outputMode,
+            raise UnsupportedOperationError(
+                "Session windows cannot run continuously in the output mode 'update': they have 'append' and "
+                "'complete' only, as in Spark, since rows written of a session that still grows cannot be retracted.",
+                operation="outputMode",
             )  # fmt: skip
         if wanted != "append" and _is_counted_again(self._node):
-            raise OptionError(
-                f"The output mode is {wanted!r}, and there is an aggregation or transformWithState after an "
-                "aggregation: it would count what the first one updates again. Use 'append'.",
-                option="outputMode", value=outputMode,
-            )  # fmt: skip
-        if wanted == "complete" and _goes_on_elsewhere(self._node):
-            raise OptionError(
-                "The output mode is 'complete', and there is a repartition after the aggregation: its rows would come "
-                "when no more are expected. Repartition before groupBy, or use 'update'.",
-                option="outputMode", value=outputMode,
+            raise UnsupportedOperationError(
+                f"The program cannot run continuously in the output mode {wanted!r}: there is an operator with state "
+                "after an aggregation, which would count what the first one updates again. Use 'append'.",
+                operation="outputMode",
             )  # fmt: skip
         self._output_mode = wanted  # type: ignore[assignment]
         return self
@@ -411,12 +404,6 @@ def _is_counted_again(node: PlanNode) -> bool:
     return any(_aggregations(before) for each in stateful for before in each.inputs)
 
 
-def _goes_on_elsewhere(node: PlanNode) -> bool:
-    """Return whether rows of an aggregation go to other subtasks."""
-    exchanges = (each for each in _nodes(node) if isinstance(each.of, Exchange))
-    return any(_aggregations(before) for each in exchanges for before in each.inputs)
-
-
 def _check_functions_fit(node: PlanNode, output_mode: str) -> None:
     """Refuse a function whose output mode is not the query's, as Spark does."""
     for each in _keyed(node):
@@ -440,10 +427,11 @@ def _check_windows_end(node: PlanNode) -> None:
                 continue
             if not aggregation.of.has_event_time:
                 raise UnsupportedOperationError(
-                    f"{aggregation.of.function} cannot run continuously in the output mode 'append': it follows a "
-                    "union whose first rows have no watermark, and so the union has none, as in Structured Streaming. "
-                    "Unite them the other way around, call withWatermark after the union, or outputMode('update').",
-                    operation="Union", source=source.uid,
+                    f"{aggregation.of.function} cannot run continuously in the output mode 'append': the watermark is "
+                    "not of the times of its windows, so that none would end, as in Structured Streaming. It must be "
+                    "of their column, and in a union the first rows must have one. Call withWatermark so, or "
+                    "outputMode('update').",
+                    operation="Aggregate", source=source.uid,
                 )  # fmt: skip
             if aggregation.of.late_schema is None:
                 raise OptionError(
