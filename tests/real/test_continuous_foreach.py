@@ -193,6 +193,9 @@ def test_what_a_failed_checkpoint_had_is_in_the_next_batch_unless_that_has_all_r
     )
     writer.write(rows_of(1))
     writer.prepare_commit(1, final=False).result(PATIENCE_S)
+    if output_mode == "complete":
+        writer.write(rows_of(2))
+        writer.discard_rows()
     writer.write(rows_of(2, 3))
     state = writer.prepare_commit(2, final=False).result(PATIENCE_S)
     committer.commit(state.committables, epoch=1, final=False)

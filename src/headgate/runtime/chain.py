@@ -351,6 +351,8 @@ class StageChain:
 
     def prepare_snapshot(self) -> None:
         """Let each operator emit what belongs before the barrier, after what waits; `process_some` does it."""
+        if self._stage.has_sink and self._definition.sink.output_mode == "complete":
+            self._waiting.append(_Note(self._writers[SINK_UID].discard_rows))
         self._waiting.append(_Step(0, lambda operator, emit: operator.prepare_snapshot(emit), lambda: None))
 
     def due_ms(self) -> int | None:

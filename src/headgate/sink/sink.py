@@ -42,6 +42,13 @@ class SinkWriter(ABC):
         prepared for earlier checkpoints too, until one of those completes. ``final``: no rows follow.
         """
 
+    def discard_rows(self) -> None:
+        """Forget the rows since the last `prepare_commit`, where a sink can: others follow that stand for them.
+
+        Called in the output mode ``complete`` before the rows of each checkpoint: those of one that was given up may
+        have come, and no others do between two checkpoints.
+        """
+
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
         """The driver owns that checkpoint's committables now: they need not be reported again."""
 

@@ -61,6 +61,9 @@ class CollectingWriter(SinkWriter):
         self._sink.calls.append(("prepare", checkpoint_id, final))  # last: who sees it takes the future
         return future
 
+    def discard_rows(self) -> None:
+        self._sink.batches.clear()
+
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
         self._sink.calls.append(("complete", checkpoint_id))
 

@@ -426,6 +426,23 @@ def test_a_snapshot_has_the_state_of_operators_and_sinks() -> None:
     assert sink.calls == ["sink", ("prepare", 7, False), ("complete", 7), "close"]
 
 
+@pytest.mark.parametrize(("output_mode", "expected"), [("complete", [7]), ("update", [7, 7])])
+def test_a_complete_result_takes_the_place_of_one_whose_checkpoint_was_given_up(
+    output_mode: str, expected: list[int]
+) -> None:
+    class Result(Recording):
+        def prepare_snapshot(self, emit: Emit) -> None:
+            emit(numbers(7), "")
+
+    sink = CollectingSink()
+    sink.output_mode = output_mode
+    chain, _ = chain_of(source().then(Result()), sink=sink)
+    for _ in range(2):  # no snapshot follows the first one
+        chain.prepare_snapshot()
+        drain(chain)
+    assert [row["n"] for row in sink.rows] == expected
+
+
 def test_a_snapshot_fails_with_the_first_sink_that_does() -> None:
     bad = CollectingSink()
     chain, sink = chain_of(source(), handling="sink", bad=bad)

@@ -127,6 +127,10 @@ class CarryingWriter(SinkWriter):
             self._held.append(wanted)
             self._held_rows += wanted.num_rows
 
+    def discard_rows(self) -> None:
+        """See `SinkWriter.discard_rows`."""
+        self._held, self._held_rows, self._total = [], 0, 0
+
     def prepare_commit(self, checkpoint_id: int, *, final: bool) -> Future[OperatorState]:
         """See `SinkWriter.prepare_commit`."""
         if self._total or self._always:
@@ -134,7 +138,7 @@ class CarryingWriter(SinkWriter):
             table = pa.Table.from_batches(self._held, self._schema)
             rows = CarriedRows(writer=self._name, number=self._count, total=self._total, table=table)
             self._carried[checkpoint_id] = rows.encode()
-            self._held, self._held_rows, self._total = [], 0, 0
+            self.discard_rows()
         return done_with(OperatorState(committables=tuple(self._carried.values())))
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:

@@ -80,6 +80,15 @@ def test_a_complete_result_without_rows_is_one() -> None:
     assert committer.table() == SCHEMA.empty_table()
 
 
+def test_rows_that_others_stand_for_are_discarded() -> None:
+    writer = MemorySink({}, SCHEMA).create_writer(context(), SCHEMA, [])
+    writer.write(rows(1, 2))
+    writer.discard_rows()
+    writer.write(rows(3))
+    (carried,) = map(decode_rows, prepared(writer, 1))
+    assert (carried.total, carried.table.to_pydict()) == (1, {"id": [3]})
+
+
 def test_memory_shows_rows_of_a_program_with_other_columns() -> None:
     """Those that its last checkpoint had, and that it did not commit itself."""
 

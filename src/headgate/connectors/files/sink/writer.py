@@ -115,6 +115,10 @@ class FilesWriter(SinkWriter):
         """See `SinkWriter.prepare_commit`."""
         return self._submit(lambda: self._stage(checkpoint_id), "stage rows")
 
+    def discard_rows(self) -> None:
+        """See `SinkWriter.discard_rows`."""
+        self._submit(self._discard, "discard rows")
+
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
         """See `SinkWriter.notify_checkpoint_complete`."""
         self._submit(lambda: self._forget(checkpoint_id), "forget staged files")
@@ -203,6 +207,14 @@ class FilesWriter(SinkWriter):
             self._carried[checkpoint_id], self._ended = self._ended, []
         carried = [staged for files in self._carried.values() for staged in files]
         return OperatorState(committables=tuple(staged.encode() for staged in carried))
+
+    def _discard(self) -> None:
+        self._held, self._held_bytes = {}, 0
+        for folder in list(self._files):
+            self._end_file(folder)
+        for staged in self._ended:
+            self._fs.delete_file(staged_path(self._output, staged.name))
+        self._ended = []
 
     def _forget(self, checkpoint_id: int) -> None:
         self._carried = {each: files for each, files in self._carried.items() if each > checkpoint_id}
