@@ -50,9 +50,10 @@ def test_same_outcome_as_spark_in_a_query(
     """
     case.write(tmp_path / "input")
     expected = read(spark.read.format(case.format), case, tmp_path / "input")
-    assert expected.written_down() == answers[case.called], expected.error
+    if case.difference is None:  # else Spark's answer may depend on the day
+        assert expected.written_down() == answers[case.called], expected.error
     found = read(spark.read.format("headgate.files").options(**headgate_options(case)), case, tmp_path / "input")
-    check(case, found, answers[case.called])
+    check(case, found, expected.written_down())
 
 
 def check(case: Case, found: Outcome, expected: str) -> None:
