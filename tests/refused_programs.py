@@ -75,6 +75,11 @@ def in_sql(rows: DataFrame, text: str) -> DataFrame:
     return rows.sparkSession.sql(text)
 
 
+def collated(rows: DataFrame) -> DataFrame:
+    """Return rows with a text that is equal to others in another case."""
+    return rows.withColumn("c", F.expr("collate(name, 'UTF8_LCASE')"))
+
+
 def unchanged(batches: Any) -> Any:
     """Return batches as they are."""
     yield from batches
@@ -103,6 +108,7 @@ def broadcast(rows: DataFrame) -> DataFrame:
 
 SORT = "rows are sorted only after an aggregation, in the output mode 'complete'"
 UNKNOWN = "it is not supported yet"
+BYTES = "rows are put together by the bytes of a key, which texts that are equal by a collation need not share"
 PROGRAMS = (
     # Results.
     Refused(
@@ -238,6 +244,36 @@ PROGRAMS = (
         "`LATERAL` with a table function",
         lambda rows: in_sql(rows, "SELECT * FROM rides, LATERAL sql_keywords()"),
         UNKNOWN,
+    ),
+    # Keys.
+    Refused(
+        "a key that is a text with a collation: in groups",
+        lambda rows: collated(rows).groupBy("c").count(),
+        BYTES,
+        mode="complete",
+    ),
+    Refused(
+        "the same in a struct", lambda rows: collated(rows).groupBy(F.struct("c", "k")).count(), BYTES, mode="complete"
+    ),
+    Refused("the same in an array", lambda rows: collated(rows).groupBy(F.array("c")).count(), BYTES, mode="complete"),
+    Refused("the same in `dropDuplicates`", lambda rows: collated(rows).dropDuplicates(["c"]), BYTES),
+    Refused("the same in `repartition`", lambda rows: collated(rows).repartition(2, "c"), BYTES),
+    Refused(
+        "the same in a join with rows that end",
+        lambda rows: collated(rows).join(collated(ending(rows).selectExpr("k AS e", "'x' AS name")).alias("e"), "c"),
+        BYTES,
+    ),
+    Refused(
+        "the same in a join of two streams",
+        lambda rows: collated(timed(rows)).join(collated(another(rows).withColumnRenamed("name2", "name")), "c"),
+        BYTES,
+    ),
+    Refused(
+        "the same in `applyInPandasWithState`",
+        lambda rows: (
+            collated(rows).groupBy("c").applyInPandasWithState(whole, "k long", "n long", "append", "NoTimeout")
+        ),
+        BYTES,
     ),
     # Functions.
     Refused(

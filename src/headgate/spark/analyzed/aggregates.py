@@ -28,7 +28,7 @@ from headgate.operators.windows.assigner import NoWindow
 from headgate.operators.windows.catalyst_aggregate import CatalystAggregate
 from headgate.operators.windows.windowed import WindowedAggregate
 from headgate.spark.analyzed.catalyst import stored_aggregate, with_catalyst
-from headgate.spark.analyzed.expressions import Expressions, NotOnArrowError, not_supported
+from headgate.spark.analyzed.expressions import Expressions, NotOnArrowError, check_key, not_supported
 from headgate.spark.analyzed.grouping import grouped
 from headgate.spark.analyzed.plan_copy import semantic_key
 from headgate.spark.analyzed.rows import Columns, Rows, Window, is_event_time, unsupported
@@ -224,6 +224,7 @@ def _grouped_by(
     window = _window(before, expression)
     if window is not None:
         return msgspec.structs.replace(window, name=name)
+    check_key(expression)
     return Column(expressions.compiled(expression), name)
 
 

@@ -13,6 +13,7 @@ from headgate.expressions.expressions import Bound, Call
 from headgate.operators.deduplicate import Deduplicate
 from headgate.operators.exchange import Exchange
 from headgate.operators.key_hash import check_key_type
+from headgate.spark.analyzed.expressions import check_key
 from headgate.spark.analyzed.rows import WATERMARK_DELAY, Columns, Rows, is_event_time, unsupported
 from headgate.spark.analyzed.scala import JavaObject, class_of, items
 from headgate.spark.analyzed.windows import is_window_type, with_windows
@@ -24,14 +25,17 @@ def deduplicated(before: Rows, node: JavaObject) -> Rows:
     Raises
     ------
     UnsupportedOperationError
-        A key is a struct (but for windows), a list or a map, there is no watermark that the node needs, or there are
-        several event times.
+        A key is a struct (but for windows), a list, a map or a text with a collation, there is no watermark that the
+        node needs, or there are several event times.
     OptionError
         A key has no hash.
     """
     output, name = list(items(node.child().output())), class_of(node)
     whole = with_windows(before, node)
-    keys = [_column(whole, each) for each in (output if name == "Distinct" else items(node.keys()))]
+    by = output if name == "Distinct" else list(items(node.keys()))
+    for each in by:
+        check_key(each)
+    keys = [_column(whole, each) for each in by]
     timed = [each for each in output if is_event_time(each)]
     if len(timed) > 1:
         names = ", ".join(str(each.name()) for each in timed)
@@ -44,13 +48,13 @@ def deduplicated(before: Rows, node: JavaObject) -> Rows:
         within_us = int(timed[0].metadata().getLong(WATERMARK_DELAY)) * 1000
     before, keys = _with_bounds(whole, keys)
     schema = before.node.schema
-    for each in keys:
-        if pa.types.is_nested(schema.field(each).type):
-            raise unsupported(node, f"{each!r} has the type {schema.field(each).type}; name columns of simple types")
-        check_key_type(repr(each), schema.field(each).type)
+    for key in keys:
+        if pa.types.is_nested(schema.field(key).type):
+            raise unsupported(node, f"{key!r} has the type {schema.field(key).type}; name columns of simple types")
+        check_key_type(repr(key), schema.field(key).type)
     made = Deduplicate(schema, keys, time=time, within_us=within_us)
-    by = ", ".join(f"{each} {schema.field(each).type}" for each in keys)
-    made.signature = f"first rows by {by}" + ("" if within_us is None else f", for {within_us // 1000} ms")
+    described = ", ".join(f"{each} {schema.field(each).type}" for each in keys)
+    made.signature = f"first rows by {described}" + ("" if within_us is None else f", for {within_us // 1000} ms")
     after = before.then(Exchange(schema, "hash", keys=tuple(keys))).then(made)
     return replace(after, node=after.projected(after.all()[: len(whole.node.schema)]))
 

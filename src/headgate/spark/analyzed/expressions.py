@@ -71,6 +71,23 @@ def not_supported(expression: JavaObject, why: NotOnArrowError) -> UnsupportedOp
     )  # fmt: skip
 
 
+def check_key(expression: JavaObject) -> None:
+    """Check that values of a key are equal exactly where their bytes are: rows are put together by these, everywhere.
+
+    Raises
+    ------
+    UnsupportedOperationError
+        It is, or contains, a text with a collation.
+    """
+    text = str(expression.dataType().catalogString())
+    if " collate " in text:
+        why = (
+            f"its type is {text}, and rows are put together by the bytes of a key, which texts that are equal by a "
+            "collation need not share; collate(lower(...), 'UTF8_BINARY') is one without case that can be a key"
+        )
+        raise not_supported(expression, NotOnArrowError(expression, why))
+
+
 class Expressions:
     """Translates the expressions over the columns of one input.
 

@@ -23,7 +23,7 @@ from headgate.operators.stream_join.condition import PairCondition
 from headgate.operators.stream_join.operator import Side, StreamJoin, StreamJoinKind
 from headgate.operators.union import Union
 from headgate.spark.analyzed.catalyst import with_catalyst
-from headgate.spark.analyzed.expressions import NotOnArrowError, not_supported
+from headgate.spark.analyzed.expressions import NotOnArrowError, check_key, not_supported
 from headgate.spark.analyzed.rows import Columns, Rows, is_event_time, unsupported
 from headgate.spark.analyzed.scala import (
     JavaObject,
@@ -172,6 +172,7 @@ class _Joined:
         self.keys: list[tuple[int, ...]] = []
         """Of each key the places of its columns: a window has two."""
         for each in keys:
+            check_key(each)
             compiled = expressions.compiled(each)
             try:
                 kind = expressions.kind(each)
