@@ -227,7 +227,7 @@ def test_files_that_somebody_deleted_are_written_again(
         counts = held_numbers(spark, may_end, rows=LONG).groupBy("value").count()
         writer = headgate.continuous(counts, parallelism=2).writeStream.format("memory").outputMode("update")
         writer = writer.option("checkpointLocation", str(location)).option("slots", "threads")
-        return writer.trigger(continuous="1 hour").start()
+        return writer.trigger(continuous="1 second").start()
 
     def is_whole() -> bool:
         newest_first = storage.newest_first()
