@@ -19,7 +19,7 @@ from headgate.errors import UnsupportedOperationError
 from headgate.expressions.expressions import Bound, Column, Constant
 from headgate.graph.plan import PlanNode
 from headgate.graph.stage_graph import StageGraph
-from headgate.operators.complete_results import CollectResults, LimitRows, MarkResults, SortRows
+from headgate.operators.complete_results import CollectResults, LimitRows, MarkResults, SortRows, unused_name
 from headgate.operators.exchange import Exchange
 from headgate.operators.first_rows import FirstRows
 from headgate.operators.project import Project
@@ -121,7 +121,7 @@ def _collected(before: PlanNode) -> PlanNode:
 
 def _first_of_stream(node: PlanNode, limit: LimitRows) -> PlanNode:
     """Return a limit of rows that are emitted once: of all that there ever are."""
-    key = next(name for n in range(len(node.schema) + 1) if (name := f"all {n}") not in node.schema.names)
+    key = unused_name("all", node.schema)
     columns = [Column(Bound(place, name), name) for place, name in enumerate(node.schema.names)]
     columns.append(Column(Constant(0, pa.int32()), key))
     (before,) = node.inputs

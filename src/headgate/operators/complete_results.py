@@ -135,9 +135,7 @@ class MarkResults(Operator):
 
     def __init__(self, schema: pa.Schema) -> None:
         fields = [field.with_nullable(True) for field in schema]
-        names = set(schema.names)
-        name = next(each for n in range(len(names) + 1) if (each := f"{_PRODUCER} {n}") not in names)
-        self.schema = pa.schema([pa.field(name, pa.int32()), *fields])
+        self.schema = pa.schema([pa.field(unused_name(_PRODUCER, schema), pa.int32()), *fields])
 
     def open(self, context: OperatorContext, items: Sequence[bytes]) -> None:
         """Get ready."""
@@ -200,6 +198,12 @@ class CollectResults(Operator):
         for _, batches in sorted(self._whole.items()):
             for each in batches:
                 emit(each, "")
+
+
+def unused_name(prefix: str, schema: pa.Schema) -> str:
+    """Return a name that begins so, and that no column has."""
+    names = set(schema.names)
+    return next(name for n in range(len(names) + 1) if (name := f"{prefix} {n}") not in names)
 
 
 def _pieces(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:

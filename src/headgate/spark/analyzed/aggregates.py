@@ -28,7 +28,7 @@ from headgate.operators.windows.assigner import NoWindow
 from headgate.operators.windows.catalyst_aggregate import CatalystAggregate
 from headgate.operators.windows.windowed import WindowedAggregate
 from headgate.spark.analyzed.catalyst import stored_aggregate, with_catalyst
-from headgate.spark.analyzed.expressions import Expressions, NotOnArrowError, check_key, not_supported
+from headgate.spark.analyzed.expressions import Expressions, NotOnArrowError, check_keys, not_supported
 from headgate.spark.analyzed.grouping import grouped
 from headgate.spark.analyzed.plan_copy import semantic_key
 from headgate.spark.analyzed.rows import Columns, Rows, Window, is_event_time, unsupported
@@ -58,9 +58,7 @@ def expanded(before: Rows, node: JavaObject) -> Rows:
     if len(found) != 1 or not is_window(found[0][0]):
         return _grouping_sets(before, node)
     attribute, made = found[0]
-    columns = Columns()
-    for each in before.all():
-        columns.add(each.node, each.name_in_output)
+    columns = Columns(before.all())
     try:
         window = window_in(before.expressions(), made, str(attribute.name()))
         window = msgspec.structs.replace(window, made_by=int(attribute.exprId().id()))
@@ -113,11 +111,11 @@ def aggregated(before: Rows, node: JavaObject) -> Rows:
     for each in found:
         _check_aggregate(each)
     passed = {each.exprId().id() for each in grouping if _window(before, each) is not None}
-    arguments = (argument for each in found for argument in _arguments(each))
+    arguments = [argument for each in found for argument in _arguments(each)]
     if len(passed) > 1 or needs_columns(before, [*keys, *arguments], passed):
         before, keys = with_windows(before, node), grouping
     columns = Columns()
-    before, known = with_catalyst(before, [*keys, *(argument for each in found for argument in _arguments(each))])
+    before, known = with_catalyst(before, [*keys, *arguments])
     expressions = before.expressions(known)
     called = _names(output)
     by = [_grouped_by(before, expressions, each, columns, called) for each in grouping]
@@ -224,7 +222,7 @@ def _grouped_by(
     window = _window(before, expression)
     if window is not None:
         return msgspec.structs.replace(window, name=name)
-    check_key(expression)
+    check_keys([expression])
     return Column(expressions.compiled(expression), name)
 
 

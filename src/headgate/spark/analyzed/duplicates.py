@@ -13,7 +13,7 @@ from headgate.expressions.expressions import Bound, Call
 from headgate.operators.deduplicate import Deduplicate
 from headgate.operators.exchange import Exchange
 from headgate.operators.key_hash import check_key_type
-from headgate.spark.analyzed.expressions import check_key
+from headgate.spark.analyzed.expressions import check_keys
 from headgate.spark.analyzed.rows import WATERMARK_DELAY, Columns, Rows, is_event_time, unsupported
 from headgate.spark.analyzed.scala import JavaObject, class_of, items
 from headgate.spark.analyzed.windows import is_window_type, with_windows
@@ -33,8 +33,7 @@ def deduplicated(before: Rows, node: JavaObject) -> Rows:
     output, name = list(items(node.child().output())), class_of(node)
     whole = with_windows(before, node)
     by = output if name == "Distinct" else list(items(node.keys()))
-    for each in by:
-        check_key(each)
+    check_keys(by)
     keys = [_column(whole, each) for each in by]
     timed = [each for each in output if is_event_time(each)]
     if len(timed) > 1:
@@ -61,9 +60,7 @@ def deduplicated(before: Rows, node: JavaObject) -> Rows:
 
 def _with_bounds(before: Rows, keys: list[str]) -> tuple[Rows, list[str]]:
     """Return rows with columns for the bounds of the windows that are keys, which stand for them."""
-    columns, found = Columns(), []
-    for each in before.all():
-        columns.add(each.node, each.name_in_output)
+    columns, found = Columns(before.all()), []
     for key in keys:
         place = before.node.schema.get_field_index(key)
         if not is_window_type(before.node.schema.field(place).type):

@@ -14,7 +14,7 @@ from headgate.expressions.compiled import evaluate
 from headgate.expressions.expressions import Node
 from headgate.operators.exchange import Exchange
 from headgate.operators.key_hash import check_key_type
-from headgate.spark.analyzed.expressions import check_key
+from headgate.spark.analyzed.expressions import check_keys
 from headgate.spark.analyzed.rows import Columns, Rows, unsupported
 from headgate.spark.analyzed.scala import JavaObject, class_of, items, option
 
@@ -63,11 +63,8 @@ def repartitioned(before: Rows, node: JavaObject) -> Rows:
         return spread(before, partitions)
     if any(class_of(each) == "SortOrder" for each in by):
         raise unsupported(node, "a stream has no ranges; repartition by the columns themselves")
-    for each in by:
-        check_key(each)
-    expressions, columns = before.expressions(), Columns()
-    for each in before.all():
-        columns.add(each.node, each.name_in_output)
+    check_keys(by)
+    expressions, columns = before.expressions(), Columns(before.all())
     if class_of(by[0]) == "DirectShufflePartitionID":
         wanted = expressions.compiled(by[0].child())
         function = PartitionIds(wanted, int(node.numPartitions()), before.time_zone)

@@ -6,7 +6,7 @@ used. What no kernel is proven for is a column that `headgate.spark.analyzed.cat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -23,6 +23,7 @@ from headgate.spark.analyzed.scala import (
     class_of,
     constant,
     contains,
+    has_collation,
     is_a,
     items,
     option,
@@ -71,21 +72,22 @@ def not_supported(expression: JavaObject, why: NotOnArrowError) -> UnsupportedOp
     )  # fmt: skip
 
 
-def check_key(expression: JavaObject) -> None:
-    """Check that values of a key are equal exactly where their bytes are: rows are put together by these, everywhere.
+def check_keys(expressions: Iterable[JavaObject]) -> None:
+    """Check that values of keys are equal exactly where their bytes are: rows are put together by these, everywhere.
 
     Raises
     ------
     UnsupportedOperationError
-        It is, or contains, a text with a collation.
+        One is, or contains, a text with a collation.
     """
-    text = str(expression.dataType().catalogString())
-    if " collate " in text:
-        why = (
-            f"its type is {text}, and rows are put together by the bytes of a key, which texts that are equal by a "
-            "collation need not share; collate(lower(...), 'UTF8_BINARY') is one without case that can be a key"
-        )
-        raise not_supported(expression, NotOnArrowError(expression, why))
+    for each in expressions:
+        text = str(each.dataType().catalogString())
+        if has_collation(text):
+            why = (
+                f"its type is {text}, and rows are put together by the bytes of a key, which texts that are equal by a "
+                "collation need not share; collate(lower(...), 'UTF8_BINARY') is one without case that can be a key"
+            )
+            raise not_supported(each, NotOnArrowError(each, why))
 
 
 class Expressions:

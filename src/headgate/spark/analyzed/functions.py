@@ -101,11 +101,9 @@ def called(before: Rows, arguments: Expressions, calls: Sequence[JavaObject]) ->
     UnsupportedOperationError
         A UDF is of another kind, or uses a broadcast variable.
     """
-    columns, fields, texts = Columns(), [], []
+    columns, fields, texts = Columns(before.all()), [], []
     types: dict[int, str] = {}
     functions: list[UserFunction] = []
-    for each in before.all():
-        columns.add(each.node, each.name_in_output)
     results: list[tuple[JavaObject, int]] = []
     numbers: dict[Hashable, int] = {}
     for call in calls:

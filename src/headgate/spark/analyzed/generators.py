@@ -35,9 +35,7 @@ def generated(before: Rows, node: JavaObject) -> Rows:
         count, *given = given
         many = int(before.expressions().fixed(count))
     wide, known = with_catalyst(before, given)
-    expressions, columns = wide.expressions(known), Columns()
-    for each in before.all():
-        columns.add(each.node, each.name_in_output)
+    expressions, columns = wide.expressions(known), Columns(before.all())
     kept = range(len(columns.made))
     places = [columns.place(expressions.compiled(each), "generated from") for each in given]
     child = wide.projected(columns.made)

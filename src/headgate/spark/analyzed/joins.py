@@ -13,7 +13,7 @@ from headgate.expressions.expressions import Call, Node
 from headgate.operators.key_hash import check_key_type
 from headgate.operators.static_join import JoinKind, StaticJoin, StaticTable
 from headgate.spark.analyzed.catalyst import with_catalyst
-from headgate.spark.analyzed.expressions import Expressions, NotOnArrowError, check_key, not_supported
+from headgate.spark.analyzed.expressions import Expressions, NotOnArrowError, check_keys, not_supported
 from headgate.spark.analyzed.rows import Columns, Rows, unsupported
 from headgate.spark.analyzed.scala import (
     JavaObject,
@@ -53,13 +53,9 @@ def joined(before: Rows, node: JavaObject, *, on_the_left: bool) -> tuple[Rows, 
     keys, rest = _conditions(node, {int(each.exprId().id()) for each in output})
     if not keys:
         raise unsupported(node, "it has no condition that columns of the two sides are equal")
-    for ours, theirs, _ in keys:
-        check_key(ours)
-        check_key(theirs)
+    check_keys(each for ours, theirs, _ in keys for each in (ours, theirs))
     wide, known = with_catalyst(before, [ours for ours, _, _ in keys])
-    expressions, columns = wide.expressions(known), Columns()
-    for column in before.all():
-        columns.add(column.node, column.name_in_output)
+    expressions, columns = wide.expressions(known), Columns(before.all())
     places = [columns.place(expressions.compiled(ours), "key") for ours, _, _ in keys]
     child = wide.projected(columns.made)
     for key in (child.schema.field(place) for place in places):

@@ -154,9 +154,6 @@ class _Option(_Value):
     def isDefined(self) -> bool:
         return bool(self._values)
 
-    def isEmpty(self) -> bool:
-        return not self._values
-
     def get(self) -> Any:
         return self._values[0]
 
@@ -169,18 +166,6 @@ class CopiedItems(_Value):
     def __init__(self, owner: _Copied, how: str | int, items: list[Any]) -> None:
         super().__init__(owner, how)
         self.items = items
-
-    def size(self) -> int:
-        """Return how many items there are."""
-        return len(self.items)
-
-    def isEmpty(self) -> bool:
-        """Return whether there is none."""
-        return not self.items
-
-    def apply(self, place: int) -> Any:
-        """Return the item at a place."""
-        return self.items[place]
 
 
 class _Metadata(_Value):

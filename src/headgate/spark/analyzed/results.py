@@ -12,7 +12,7 @@ from headgate.operators.row_order import SortKey, is_orderable
 from headgate.spark.analyzed.catalyst import with_catalyst
 from headgate.spark.analyzed.expressions import NotOnArrowError, not_supported
 from headgate.spark.analyzed.rows import Columns, Rows
-from headgate.spark.analyzed.scala import JavaObject, class_of, items
+from headgate.spark.analyzed.scala import JavaObject, class_of, has_collation, items
 
 
 def ordered(before: Rows, node: JavaObject) -> Rows:
@@ -25,14 +25,12 @@ def ordered(before: Rows, node: JavaObject) -> Rows:
     """
     orders = list(items(node.order()))
     wide, known = with_catalyst(before, [each.child() for each in orders])
-    expressions, columns = wide.expressions(known), Columns()
-    for each in before.all():
-        columns.add(each.node, each.name_in_output)
+    expressions, columns = wide.expressions(known), Columns(before.all())
     places = [columns.place(expressions.compiled(each.child()), "order") for each in orders]
     made = wide.projected(columns.made)
     for each, place in zip(orders, places):
         text = str(each.child().dataType().catalogString())
-        if "collate" in text or not is_orderable(made.schema.field(place).type):
+        if has_collation(text) or not is_orderable(made.schema.field(place).type):
             raise not_supported(each, NotOnArrowError(each.child(), f"rows are not sorted by the type {text}"))
     keys = [
         SortKey(

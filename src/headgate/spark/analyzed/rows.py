@@ -7,7 +7,7 @@ A window that rows are grouped by is no column yet: it is kept as the column of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -126,13 +126,15 @@ class Rows:
 
 
 class Columns:
-    """Columns that are made, each under a name that no other of them has."""
+    """Columns that are made, after the first ones, each under a name that no other of them has."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: Iterable[Column] = ()) -> None:
         self.made: list[Column] = []
         self._taken: set[str] = set()
         self._numbers: dict[str, int] = {}  # the last one that a name was given
         self._places: dict[str, int] = {}
+        for each in first:
+            self.add(each.node, each.name_in_output)
 
     def add(self, node: Any, name: str) -> int:
         """Add a column and return its number."""

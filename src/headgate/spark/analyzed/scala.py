@@ -182,6 +182,11 @@ def arrow_type(data_type: JavaObject) -> pa.DataType:
     return _arrow_type(data_type.json(), data_type.catalogString())
 
 
+def has_collation(text: str) -> bool:
+    """Return whether a type, by its text, is or contains texts that do not compare byte by byte."""
+    return " collate " in text
+
+
 def column_type(data_type: JavaObject) -> pa.DataType:
     """Return the type that a column has which Spark's own code made: also of what Arrow's kernels do not compare.
 
@@ -198,7 +203,7 @@ def column_type(data_type: JavaObject) -> pa.DataType:
 
 @cache
 def _arrow_type(spelled: str, text: str) -> pa.DataType:
-    if "collate" in text:
+    if has_collation(text):
         raise UnsupportedTypeError(f"the type {text}, whose texts do not compare byte by byte")
     if "interval" in text or "variant" in text or "time(" in text:
         raise UnsupportedTypeError(f"the type {text}")

@@ -16,7 +16,7 @@ from headgate.operators.key_hash import check_key_type
 from headgate.operators.transform_with_state.apply_in_pandas_with_state import ApplyInPandasWithState
 from headgate.operators.transform_with_state.group_function import GroupFunction
 from headgate.operators.transform_with_state.transform_with_state import Definition, TimeMode
-from headgate.spark.analyzed.expressions import check_key
+from headgate.spark.analyzed.expressions import check_keys
 from headgate.spark.analyzed.functions import function_of, worker_conf
 from headgate.spark.analyzed.rows import Session, is_event_time
 from headgate.spark.analyzed.scala import JavaObject, class_of, data_frame, items
@@ -69,8 +69,7 @@ def transformed(
     """
     function, _ = function_of(node, node.functionExpr().func())
     by = list(items(node.left().output()))[: node.groupingAttributesLen()]
-    for each in by:
-        check_key(each)
+    check_keys(by)
     keys = [str(each.name()) for each in by]
     return stateful_node(
         before,
@@ -118,8 +117,7 @@ def applied(session: Session, before: PlanNode, node: JavaObject, output: pa.Sch
             option="timeoutConf", value=timeout,
         )  # fmt: skip
     by = list(items(node.groupingAttributes()))
-    for each in by:
-        check_key(each)
+    check_keys(by)
     keys = tuple(str(each.name()) for each in by)
     for key in keys:
         check_key_type(repr(key), before.schema.field(key).type)

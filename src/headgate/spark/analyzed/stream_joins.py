@@ -23,7 +23,7 @@ from headgate.operators.stream_join.condition import PairCondition
 from headgate.operators.stream_join.operator import Side, StreamJoin, StreamJoinKind
 from headgate.operators.union import Union
 from headgate.spark.analyzed.catalyst import with_catalyst
-from headgate.spark.analyzed.expressions import NotOnArrowError, check_key, not_supported
+from headgate.spark.analyzed.expressions import NotOnArrowError, check_keys, not_supported
 from headgate.spark.analyzed.rows import Columns, Rows, is_event_time, unsupported
 from headgate.spark.analyzed.scala import (
     JavaObject,
@@ -165,14 +165,12 @@ class _Joined:
     """One side on its way to the join: with a column for each key, and for each window."""
 
     def __init__(self, rows: Rows, keys: list[JavaObject], output: list[JavaObject], node: JavaObject) -> None:
+        check_keys(keys)
         wide, known = with_catalyst(rows, keys)
-        expressions, columns = wide.expressions(known), Columns()
-        for each in rows.all():
-            columns.add(each.node, each.name_in_output)
+        expressions, columns = wide.expressions(known), Columns(rows.all())
         self.keys: list[tuple[int, ...]] = []
         """Of each key the places of its columns: a window has two."""
         for each in keys:
-            check_key(each)
             compiled = expressions.compiled(each)
             try:
                 kind = expressions.kind(each)
