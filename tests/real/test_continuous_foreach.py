@@ -203,6 +203,25 @@ def test_what_a_failed_checkpoint_had_is_in_the_next_batch_unless_that_has_all_r
     writer.close()
 
 
+def test_columns_whose_names_differ_in_case_are_two_where_the_session_says_so(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    schema = pa.schema({"n": pa.int64(), "N": pa.string()})
+    with pytest.raises(OptionError, match=r"unless spark\.sql\.caseSensitive is true"):
+        ForeachBatchSink(spark, lambda batch, number: None, {}, schema)
+    seen: list[Any] = []
+    spark.conf.set("spark.sql.caseSensitive", "true")
+    try:
+        writer, committer = staging(spark, lambda batch, _: seen.extend(batch.collect()), str(tmp_path), schema=schema)
+        writer.write(pa.record_batch([pa.array([1, None]), pa.array([None, "b"])], schema=schema))
+        state = writer.prepare_commit(1, final=True).result(PATIENCE_S)
+        committer.commit(state.committables, epoch=1, final=True)
+        writer.close()
+    finally:
+        spark.conf.unset("spark.sql.caseSensitive")
+    assert [tuple(row) for row in seen] == [(1, None), (None, "b")]
+
+
 def test_rows_that_somebody_deleted_are_an_error_and_a_dead_writer_s_are_deleted(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -39,9 +39,11 @@ from headgate.connectors.files.sink.staged_files import (
 from headgate.connectors.files.sink.writer import FilesWriter, as_sink_error
 from headgate.errors import HeadgateError, OptionError, SinkError, UserFunctionError
 from headgate.formats.file_systems import resolve_paths
+from headgate.formats.names import Names
 from headgate.protocol.operator_context import OperatorContext
 from headgate.sink import Sink, SinkCommitter
 from headgate.source.options import Options, OptionSpec, text
+from headgate.spark.continuous.settings import session_case_sensitive
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -96,7 +98,7 @@ class ForeachBatchSink(Sink):
             )  # fmt: skip
         Options.parse("The sink foreachBatch", SINK_OPTION_SPECS, options)
         self._encoding = ParquetEncoding("snappy")
-        check_columns(self.name, self._encoding, _as_staged(schema))
+        check_columns(self.name, self._encoding, _as_staged(schema), names=Names(session_case_sensitive(spark)))
         self._schema = schema
         self._spark: SparkSession | None = spark
         self._function: BatchFunction | None = function
