@@ -117,8 +117,8 @@ def _moved(manifest: Manifest, plan: QueryPlan) -> tuple[Manifest, dict[str, str
                 f"{', '.join(map(repr, others))}. {fix}",
                 what="a checkpoint", uid=uid, candidates=others, checkpoint_id=manifest.checkpoint_id,
             )  # fmt: skip
-    lost = {uid: manifest.signatures.get(uid, "") for uid, target in found.targets.items() if target is None}
-    return moved(manifest, found.targets), {uid: text for uid, text in lost.items() if uid in stored}
+    lost = {uid for uid, target in found.targets.items() if target is None} & stored
+    return moved(manifest, found.targets), {uid: manifest.signatures.get(uid, "") for uid in lost}
 
 
 def _shown(uid: str, signature: str) -> str:

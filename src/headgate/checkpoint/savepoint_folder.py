@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import os
 import posixpath
-import re
 from collections.abc import Iterable, Iterator
 
 from pyarrow import fs as pa_fs
 
 from headgate.checkpoint.file_store import FileStore, open_store
+from headgate.checkpoint.storage import CHECKPOINT, MANIFEST
 from headgate.errors import OptionError, StoredStateError
 
-_CHECKPOINT = re.compile(r"chk-\d+")
 _MARKS = ("runs", "query")
 """What each checkpoint location has."""
 
@@ -44,10 +43,10 @@ def check_savepoint_folder(location: str, option: str, locations: Iterable[str] 
         A savepoint is there already; or the folder cannot be read.
     """
     store = open_store(location, option)
-    folder = real_path(store.base)
-    found = next((each for each in map(real_path, locations) if _overlap(folder, each)), None)
+    folder = _real_path(store.base)
+    found = next((each for each in map(_real_path, locations) if _overlap(folder, each)), None)
     names = store.names() if found is None else []
-    if found is None and any(map(_CHECKPOINT.fullmatch, (*names, posixpath.basename(folder)))):
+    if found is None and any(map(CHECKPOINT.fullmatch, (*names, posixpath.basename(folder)))):
         found = folder
     if found is None:
         found = next((each for each in _around(folder, names) if _is_checkpoint_location(store, each)), None)
@@ -62,7 +61,7 @@ def check_savepoint_folder(location: str, option: str, locations: Iterable[str] 
             "a folder of its own, beside it.",
             option=option, value=store.base,
         )  # fmt: skip
-    if "_metadata" in names:
+    if MANIFEST in names:
         raise StoredStateError(
             f"There is a savepoint already in {store.base}, which is never overwritten. Give another folder, or delete "
             "what is in this one.",
@@ -70,7 +69,7 @@ def check_savepoint_folder(location: str, option: str, locations: Iterable[str] 
         )  # fmt: skip
 
 
-def real_path(base: str) -> str:
+def _real_path(base: str) -> str:
     """Return a folder by the one name that it has however it is reached."""
     return os.path.realpath(base) if base.startswith("/") else base
 

@@ -50,13 +50,13 @@ from headgate.source.serialization import VersionedSerializer
 INLINE_BYTES = 64 * 1024
 """State up to this size is in the manifest itself."""
 
-_MANIFEST = "_metadata"
+MANIFEST = "_metadata"
 _QUERY = "query"
 _SHARED = "shared"
 _COPIES_AT_ONCE = 4
 _COPY_BYTES = 8 << 20
 _READ_BYTES = 1 << 20
-_CHECKPOINT = re.compile(r"chk-(\d+)")
+CHECKPOINT = re.compile(r"chk-(\d+)")
 _log = logging.getLogger(__name__)
 
 
@@ -203,9 +203,9 @@ class CheckpointStorage:
     def delete(self, checkpoint_id: int) -> None:
         """Delete a checkpoint, or what there is of it: its manifest first, then the files that no other one names."""
         folder = f"chk-{checkpoint_id}"
-        failed = self.store.sizes([f"{folder}/{_MANIFEST}"]) == [None]
+        failed = self.store.sizes([f"{folder}/{MANIFEST}"]) == [None]
         named = self._files_named_by(checkpoint_id) or frozenset()
-        self.store.delete(f"{folder}/{_MANIFEST}")
+        self.store.delete(f"{folder}/{MANIFEST}")
         self.store.delete_folder(folder)
         with self._lock:
             self._named.pop(checkpoint_id, None)
@@ -230,11 +230,11 @@ class CheckpointStorage:
         """
         store = open_store(location, "savepoint")
         try:
-            found, _ = _read_manifest(store, _MANIFEST)
+            found, _ = _read_manifest(store, MANIFEST)
         except CorruptStateError:
             found = None  # none, or what somebody else put there
         if found is not None and _savepoint_folder(found) == _savepoint_folder(manifest):
-            store.delete(_MANIFEST)
+            store.delete(MANIFEST)
         store.delete_folder(_savepoint_folder(manifest))
 
     def delete_orphans(self) -> None:
@@ -272,7 +272,7 @@ class CheckpointStorage:
     def stored(self) -> StoredCheckpoints:
         """Return which checkpoints are there."""
         ids = self._ids()
-        sizes = self.store.sizes([f"chk-{each}/{_MANIFEST}" for each in ids])
+        sizes = self.store.sizes([f"chk-{each}/{MANIFEST}" for each in ids])
         return StoredCheckpoints(
             tuple(each for each, size in zip(ids, sizes) if size is not None),
             tuple(each for each, size in zip(ids, sizes) if size is None),
@@ -311,7 +311,7 @@ class CheckpointStorage:
         """
         ranks: list[tuple[int, int]] = []
         for checkpoint_id in self.stored().complete:
-            name = f"chk-{checkpoint_id}/{_MANIFEST}"
+            name = f"chk-{checkpoint_id}/{MANIFEST}"
             try:
                 run = run_of(self.store.read(name, HEADER_BYTES), self.store.path(name))
             except (StoredStateError, FileNotFoundError):  # whoever reads all of it finds out what is wrong
@@ -359,7 +359,7 @@ class CheckpointStorage:
 
     def holds_savepoint(self) -> bool:
         """Return whether there is a savepoint in this folder."""
-        return self.store.sizes([_MANIFEST]) != [None]
+        return self.store.sizes([MANIFEST]) != [None]
 
     def load_savepoint(self) -> Manifest:
         """Return the savepoint in this folder, or the checkpoint if it is the folder of one.
@@ -373,19 +373,19 @@ class CheckpointStorage:
         CorruptStateError
             As `load_newest`.
         """
-        path = self.store.path(_MANIFEST)
+        path = self.store.path(MANIFEST)
         if not self.holds_savepoint():
             raise StoredStateError(
-                f"There is no savepoint in {self.store.base}: it has no file {_MANIFEST}. Give the folder that "
+                f"There is no savepoint in {self.store.base}: it has no file {MANIFEST}. Give the folder that "
                 "query.stop(savepoint=...) was given, or a folder chk-<number> of a checkpoint location.",
                 what="a savepoint", path=path,
             )  # fmt: skip
         folder, parameters = _parted(self.location)
         files, location = self.store, folder
-        if _CHECKPOINT.fullmatch(posixpath.basename(folder)):  # its files are named from the checkpoint location on
+        if CHECKPOINT.fullmatch(posixpath.basename(folder)):  # its files are named from the checkpoint location on
             location = posixpath.dirname(folder if "://" in folder else posixpath.abspath(folder))
             files = open_store(location + parameters, "fromSavepoint")
-        manifest = _load(self.store, _MANIFEST, files)
+        manifest = _load(self.store, MANIFEST, files)
         base = location if "://" in location else files.base
         return with_files(manifest, lambda name: f"{base}/{name}{parameters}")
 
@@ -443,7 +443,7 @@ class CheckpointStorage:
             named = self._named.get(checkpoint_id)
         if named is not None:
             return named
-        name = f"chk-{checkpoint_id}/{_MANIFEST}"
+        name = f"chk-{checkpoint_id}/{MANIFEST}"
         try:
             manifest = deserialize(self.store.read(name), self.store.path(name))
         except FileNotFoundError:
@@ -490,7 +490,7 @@ class CheckpointStorage:
             list(pool.map(copy, files))
 
     def _ids(self) -> list[int]:
-        found = (_CHECKPOINT.fullmatch(name) for name in self.store.names())
+        found = (CHECKPOINT.fullmatch(name) for name in self.store.names())
         return sorted(int(match[1]) for match in found if match is not None)
 
 
@@ -528,7 +528,7 @@ def _write(
             entry = msgspec.structs.replace(entry, enumerator=FileState(path, len(data), zlib.crc32(data)))
         sources[uid] = entry
     data = serialize(msgspec.structs.replace(manifest, sources=sources))
-    name = posixpath.join(folder, _MANIFEST)
+    name = posixpath.join(folder, MANIFEST)
     if store.sizes([name]) != [None] and store.read(name) != data:  # before anything there is touched
         raise _occupied(store, name)
     copies(store)
@@ -554,7 +554,7 @@ def _savepoint_folder(manifest: Manifest) -> str:
 
 
 def _manifest_name(checkpoint_id: int | None) -> str:
-    return _MANIFEST if checkpoint_id is None else f"chk-{checkpoint_id}/{_MANIFEST}"
+    return MANIFEST if checkpoint_id is None else f"chk-{checkpoint_id}/{MANIFEST}"
 
 
 def _read_manifest(store: FileStore, name: str) -> tuple[Manifest, int]:

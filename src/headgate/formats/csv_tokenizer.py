@@ -273,8 +273,7 @@ class _Record:
         """Append everything up to the next separator or line end, which becomes ``ch``."""
         end = self.value_end.search(self.text, self.at)
         if end is not None and end[0] == "\n" and self.is_line and len(self.value) == 1:
-            separator = self.text.find(self.dialect.separator, self.at)
-            end = end if separator < 0 else re.compile(re.escape(self.dialect.separator)).match(self.text, separator)
+            end = re.compile(re.escape(self.dialect.separator)).search(self.text, self.at) or end
         if end is None:
             self.value += self.text[self.at :]
             self.at = len(self.text)
