@@ -16,6 +16,7 @@ import pytest
 import running_queries
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
 from running_queries import PATIENCE_S, wait_until
 
 import headgate
@@ -24,7 +25,9 @@ from headgate.errors import DeploymentError, ExpressionError, UnsupportedOperati
 from headgate.graph.plan import stage_graph
 from headgate.java_texts import with_java_texts
 from headgate.operators.catalyst_project import CatalystProject
+from headgate.operators.exchange import Exchange
 from headgate.operators.operator import Operator
+from headgate.operators.windows.windowed import WindowedAggregate
 from headgate.protocol.operator_context import OperatorContext
 from headgate.spark.analyzed.plan import plan_of
 from tests.helper_javas import helper_of, javas, parent_of, quick
@@ -214,19 +217,73 @@ def test_what_a_stream_has_not_is_refused(spark: SparkSession, expression: str) 
 
 def evaluated(operators: list[Operator], count: int, **context: int) -> list[dict[str, Any]]:
     """Return what operators make of some rows, in a subtask of some run and execution."""
-    batch = pa.record_batch({"n": pa.array(range(count), pa.int64())})
+    found: list[dict[str, Any]] = made_of(
+        operators, pa.record_batch({"n": pa.array(range(count), pa.int64())}), **context
+    ).to_pylist()
+    return found
+
+
+def made_of(operators: list[Operator], batch: pa.RecordBatch, **context: int) -> pa.RecordBatch:
+    """Return what operators make of a batch."""
     for each in operators:
         made: list[pa.RecordBatch] = []
         each.open(OperatorContext(uid="x", subtask=0, parallelism=1, **context), [])
         each.process(batch, "split", lambda rows, _, made=made: made.append(rows))
+        if isinstance(each, WindowedAggregate):
+            each.output_mode = "complete"
+            each.goes_on_elsewhere = True
+            each.end_input(lambda rows, _, made=made: made.append(rows))
         each.close()
         (batch,) = made
-    found: list[dict[str, Any]] = batch.to_pylist()
-    return found
+    return batch
 
 
 def operators_of(frame: DataFrame) -> list[Operator]:
-    return [each.operator for each in stage_graph(plan_of(frame)).operators]
+    found = [each.operator for each in stage_graph(plan_of(frame)).operators]
+    return [each for each in found if not isinstance(each, Exchange)]
+
+
+WITH_NULLS = pa.record_batch(
+    {
+        "a": pa.array([[1, None, 3], None, [], [None]], pa.list_(pa.int32())),
+        "b": pa.array([[[True, None], None, []], None, [], [[None]]], pa.list_(pa.list_(pa.bool_()))),
+        "m": pa.array([[("x", 1), ("y", None)], None, [], [("z", None)]], pa.map_(pa.string(), pa.int64())),
+        "s": pa.array(
+            [{"t": [2.5, None]}, None, {"t": None}, {"t": [None]}], pa.struct([("t", pa.list_(pa.float64()))])
+        ),
+        "k": pa.array([1, 2, 3, None], pa.int32()),
+    }
+)
+OF_ELEMENTS = (
+    "transform(a, x -> x + 1)", "filter(a, x -> x > 0)", "exists(a, x -> x > 2)", "forall(a, x -> x > 0)",
+    "aggregate(a, 0, (all, x) -> all + coalesce(x, 0))", "zip_with(a, a, (x, y) -> x + y + k)",
+    "transform(a, (x, i) -> x * i)", "array_sort(a, (x, y) -> coalesce(x - y, -1))", "map_filter(m, (k, v) -> v > 0)",
+    "transform_values(m, (k, v) -> v * 2)", "transform_keys(m, (k, v) -> concat(k, coalesce(v, 0)))",
+    "map_zip_with(m, m, (k, x, y) -> x + y)", "transform(b, x -> filter(x, y -> y))", "flatten(transform(b, x -> x))",
+    "transform(s.t, x -> x / 2)", "exists(map_values(m), x -> x IS NULL)", "to_json(s)",
+)  # fmt: skip
+AGGREGATES_OF_ELEMENTS = (
+    "max_by(a, k)", "min_by(m, k)", "collect_list(b)", "collect_set(a)", "mode(a)", "any_value(s.t)", "max_by(s, k)",
+    "max(a)",
+)  # fmt: skip
+
+
+def test_elements_that_are_null_are_as_spark_passes_them_on(spark: SparkSession) -> None:
+    """Spark's view of Arrow's vectors takes a null element for an error wherever it is asked for before its mark."""
+    frame = spark.read.format("headgate.datagen").schema(from_arrow_schema(WITH_NULLS.schema)).load()
+    theirs = spark.createDataFrame(pa.Table.from_batches([WITH_NULLS])).coalesce(1)
+    names = [f"v{place}" for place in range(len(OF_ELEMENTS))]
+    selected = [f"{each} AS {name}" for each, name in zip(OF_ELEMENTS, names)]
+    made, expected = made_of(operators_of(frame.selectExpr(*selected)), WITH_NULLS), theirs.selectExpr(*selected)
+    for name, each, column in zip(names, OF_ELEMENTS, expected.toArrow().columns):
+        assert made.column(name).to_pylist() == column.to_pylist(), each
+    names = [f"v{place}" for place in range(len(AGGREGATES_OF_ELEMENTS))]
+    selected = [f"{each} AS {name}" for each, name in zip(AGGREGATES_OF_ELEMENTS, names)]
+    made = made_of(operators_of(frame.groupBy().agg(*map(F.expr, selected))), WITH_NULLS)
+    for name, each, column in zip(
+        names, AGGREGATES_OF_ELEMENTS, theirs.groupBy().agg(*map(F.expr, selected)).toArrow().columns
+    ):
+        assert made.column(name).to_pylist() == column.to_pylist(), each
 
 
 def numbers(reader: Any) -> DataFrame:

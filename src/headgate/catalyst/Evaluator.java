@@ -42,6 +42,8 @@ import org.apache.spark.sql.catalyst.expressions.Expression;
 import org.apache.spark.sql.catalyst.expressions.ExpressionWithRandomSeed;
 import org.apache.spark.sql.catalyst.expressions.Generator;
 import org.apache.spark.sql.catalyst.expressions.GenericInternalRow;
+import org.apache.spark.sql.catalyst.expressions.HigherOrderFunction;
+import org.apache.spark.sql.catalyst.expressions.InterpretedUnsafeProjection;
 import org.apache.spark.sql.catalyst.expressions.JoinedRow;
 import org.apache.spark.sql.catalyst.expressions.MutableProjection;
 import org.apache.spark.sql.catalyst.expressions.SpecificInternalRow;
@@ -51,11 +53,14 @@ import org.apache.spark.sql.catalyst.expressions.aggregate.AggregateFunction;
 import org.apache.spark.sql.catalyst.expressions.aggregate.DeclarativeAggregate;
 import org.apache.spark.sql.catalyst.expressions.aggregate.ImperativeAggregate;
 import org.apache.spark.sql.catalyst.expressions.aggregate.TypedImperativeAggregate;
+import org.apache.spark.sql.catalyst.expressions.codegen.CodegenFallback;
 import org.apache.spark.sql.catalyst.types.DataTypeUtils$;
 import org.apache.spark.sql.catalyst.util.GenericArrayData;
 import org.apache.spark.sql.execution.arrow.ArrowWriter;
 import org.apache.spark.sql.internal.SQLConf;
 import org.apache.spark.sql.internal.SQLConf$;
+import org.apache.spark.sql.types.ArrayType;
+import org.apache.spark.sql.types.MapType;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.ArrowUtils$;
 import org.apache.spark.sql.vectorized.ArrowColumnVector;
@@ -401,10 +406,13 @@ public final class Evaluator implements Runnable {
     /** Batches that come, as rows. */
     private static final class RowsIn {
         final VectorSchemaRoot root;
+        private final StructType type;
         private final VectorLoader loader;
         private final ColumnVector[] columns;
+        private UnsafeProjection copy;
 
         RowsIn(StructType type, BufferAllocator allocator) {
+            this.type = type;
             root = VectorSchemaRoot.create(arrowSchema(type), allocator);
             loader = new VectorLoader(root);
             columns = new ColumnVector[root.getFieldVectors().size()];
@@ -421,6 +429,34 @@ public final class Evaluator implements Runnable {
                 columns[i] = new ArrowColumnVector((FieldVector) vectors.get(i));
             }
             return new ColumnarBatch(columns, root.getRowCount()).rowIterator();
+        }
+
+        /**
+         * From now on each row with arrays or maps is copied into the form in which Spark's own operators pass them on.
+         * Lambdas and what has no generated code ask for an element, and what keeps an array copies it, before they ask
+         * whether it is null: Spark's view of Arrow's vectors takes that for an error.
+         */
+        void copyElements() {
+            if (type.existsRecursively(new HasElements())) {
+                copy = UnsafeProjection.create(type.asNullable());
+            }
+        }
+
+        InternalRow next(Iterator rows) {
+            InternalRow row = (InternalRow) rows.next();
+            return copy == null ? row : copy.apply(row);
+        }
+    }
+
+    private static final class HasElements extends AbstractFunction1 {
+        public Object apply(Object type) {
+            return Boolean.valueOf(type instanceof ArrayType || type instanceof MapType);
+        }
+    }
+
+    private static final class AsksForElements extends AbstractFunction1 {
+        public Object apply(Object expression) {
+            return Boolean.valueOf(expression instanceof CodegenFallback || expression instanceof HigherOrderFunction);
         }
     }
 
@@ -479,6 +515,13 @@ public final class Evaluator implements Runnable {
             projection.initialize(partition);
             input = new RowsIn(DataTypeUtils$.MODULE$.fromAttributes((Seq) parts[1]), allocator);
             output = new RowsOut((StructType) parts[2], allocator);
+            boolean asks = projection instanceof InterpretedUnsafeProjection; // too large to be compiled
+            for (scala.collection.Iterator each = expressions.iterator(); each.hasNext() && !asks;) {
+                asks = ((Expression) each.next()).exists(new AsksForElements());
+            }
+            if (asks) {
+                input.copyElements();
+            }
         }
 
         /** Keeps the generator of what its children give, and returns these. */
@@ -501,7 +544,7 @@ public final class Evaluator implements Runnable {
             output.writer.reset();
             for (Iterator rows = input.of(batch); rows.hasNext();) {
                 checkClient();
-                InternalRow row = projection.apply((InternalRow) rows.next());
+                InternalRow row = projection.apply(input.next(rows));
                 if (generator == null) {
                     output.write(row);
                 } else {
@@ -556,6 +599,7 @@ public final class Evaluator implements Runnable {
             merged = new UnsafeRow(function.aggBufferSchema().size());
             stored = UnsafeProjection.create(function.aggBufferSchema());
             input = new RowsIn(DataTypeUtils$.MODULE$.fromAttributes(inputs), allocator);
+            input.copyElements();
             buffers = new RowsIn(new StructType().add("buffer", "binary").add("group", "int"), allocator);
             lifted = new RowsOut(new StructType().add("buffer", "binary"), allocator);
             output = new RowsOut((StructType) parts[2], allocator);
@@ -609,7 +653,7 @@ public final class Evaluator implements Runnable {
         private void lift(Iterator rows) throws IOException {
             while (rows.hasNext()) {
                 checkClient();
-                InternalRow row = (InternalRow) rows.next();
+                InternalRow row = input.next(rows);
                 begin();
                 if (!row.isNullAt(condition) && row.getBoolean(condition)) {
                     if (update != null) {
