@@ -209,6 +209,21 @@ def test_what_it_needs_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         helper_jvm.HelperJvm(64 << 20)
 
 
+def test_rows_after_an_error_have_nothing_of_the_row_that_failed(spark: SparkSession) -> None:
+    """Spark's own task ends with an error; here the other rows of the batch are evaluated again, and those after it."""
+    kind = pa.map_(pa.string(), pa.int32())
+    frame = spark.read.format("headgate.datagen").schema("m map<string, int>").load()
+    operator, *_ = operators_of(frame.selectExpr("map_concat(m, map('x', 1)) AS v"))
+    operator.open(OperatorContext(uid="x", subtask=0, parallelism=1), [])
+    made: list[pa.RecordBatch] = []
+    failing, fine = (pa.record_batch({"m": pa.array([each], kind)}) for each in ([("a", 1), ("x", 2)], [("b", 3)]))
+    with pytest.raises(ExpressionError, match="DUPLICATED_MAP_KEY"):
+        operator.process(failing, "split", lambda rows, _: made.append(rows))
+    operator.process(fine, "split", lambda rows, _: made.append(rows))
+    operator.close()
+    assert made[0].column(1).to_pylist() == [[("b", 3), ("x", 1)]]
+
+
 @pytest.mark.parametrize("expression", ["monotonically_increasing_id()", "input_file_name()"])
 def test_what_a_stream_has_not_is_refused(spark: SparkSession, expression: str) -> None:
     with pytest.raises(UnsupportedOperationError, match=expression.removesuffix("()")):

@@ -245,10 +245,27 @@ public final class Evaluator implements Runnable {
                     answer(answer);
                 } else {
                     answerError(failure);
+                    Served failed = served;
+                    served = renewed(request, partition);
+                    failed.close();
                 }
             }
         } finally {
             served.close();
+        }
+    }
+
+    /**
+     * Returns what is evaluated with from now on: an expression that has failed may keep what it had begun with, and would
+     * give it to the next row (a map its keys). What is drawn by chance from now on has not been drawn before.
+     */
+    private Served renewed(byte[] request, int partition) throws IOException {
+        try {
+            Served made = served(request, partition, true);
+            made.client = channel;
+            return made;
+        } catch (Exception error) {
+            throw new IOException(error);
         }
     }
 
