@@ -128,12 +128,16 @@ class FileStore:
 
         ``temporary``: those too of files that somebody is writing, or was when it died.
         """
+        return sorted(name for name in self.types(folder) if temporary or not name.startswith(_TEMPORARY))
+
+    def types(self, folder: str = "") -> dict[str, pa_fs.FileType]:
+        """Return what there is in a folder, by name, nothing if there is no such folder."""
         path = self.path(folder) if folder else self.base
         try:
             found = self._fs.get_file_info(pa_fs.FileSelector(path, allow_not_found=True))
         except OSError as error:
             raise failed("listed", path, error) from error
-        return sorted(info.base_name for info in found if temporary or not info.base_name.startswith(_TEMPORARY))
+        return {info.base_name: info.type for info in found}
 
     def sizes(self, names: Sequence[str]) -> list[int | None]:
         """Return the sizes of files in bytes; None for each that is missing."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import posixpath
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from pyarrow import fs as pa_fs
 
@@ -45,11 +45,12 @@ def check_savepoint_folder(location: str, option: str, locations: Iterable[str] 
     store = open_store(location, option)
     folder = _real_path(store.base)
     found = next((each for each in map(_real_path, locations) if _overlap(folder, each)), None)
-    names = store.names() if found is None else []
-    if found is None and any(map(CHECKPOINT.fullmatch, (*names, posixpath.basename(folder)))):
+    there = store.types() if found is None else {}
+    if found is None and any(map(CHECKPOINT.fullmatch, (*there, posixpath.basename(folder)))):
         found = folder
     if found is None:
-        found = next((each for each in _around(folder, names) if _is_checkpoint_location(store, each)), None)
+        inside = [posixpath.join(folder, name) for name, type_ in there.items() if type_ is not pa_fs.FileType.File]
+        found = _checkpoint_location(store, [folder, *inside, *_above(folder)])
     if found is not None:
         where = (
             "a query's checkpoint location"
@@ -61,7 +62,7 @@ def check_savepoint_folder(location: str, option: str, locations: Iterable[str] 
             "a folder of its own, beside it.",
             option=option, value=store.base,
         )  # fmt: skip
-    if MANIFEST in names:
+    if MANIFEST in there:
         raise StoredStateError(
             f"There is a savepoint already in {store.base}, which is never overwritten. Give another folder, or delete "
             "what is in this one.",
@@ -79,18 +80,20 @@ def _overlap(first: str, second: str) -> bool:
     return f"{first}/".startswith(f"{second.rstrip('/')}/") or f"{second}/".startswith(f"{first.rstrip('/')}/")
 
 
-def _around(folder: str, names: list[str]) -> Iterator[str]:
-    """Yield a folder, those directly in it, and those above it."""
-    yield folder
-    yield from (posixpath.join(folder, name) for name in names)
+def _above(folder: str) -> Iterator[str]:
     while (above := posixpath.dirname(folder)) not in ("", folder):
         yield above
         folder = above
 
 
-def _is_checkpoint_location(store: FileStore, folder: str) -> bool:
+def _checkpoint_location(store: FileStore, folders: Sequence[str]) -> str | None:
+    """Return the first of some folders that is a checkpoint location; None: none is."""
     try:
-        runs, query = store.file_system.get_file_info([posixpath.join(folder, name) for name in _MARKS])
+        marks = store.file_system.get_file_info([posixpath.join(each, name) for each in folders for name in _MARKS])
     except OSError:  # a store may permit its users less than all folders above theirs
-        return False
-    return runs.type is pa_fs.FileType.Directory and query.type is pa_fs.FileType.File
+        by_itself = (_checkpoint_location(store, [each]) for each in folders if len(folders) > 1)
+        return next((each for each in by_itself if each is not None), None)
+    for folder, runs, query in zip(folders, marks[::2], marks[1::2], strict=True):
+        if runs.type is pa_fs.FileType.Directory and query.type is pa_fs.FileType.File:
+            return folder
+    return None

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from pyarrow import fs as pa_fs
 
 from headgate.checkpoint import savepoint_folder
 from headgate.checkpoint.file_store import FileStore
@@ -74,10 +75,28 @@ def test_folders_above_that_may_not_be_looked_at_do_not_matter(tmp_path: Path, m
     class Store(FileStore):
         file_system = Forbidding()  # type: ignore[assignment]
 
-        def names(self, folder: str = "", *, temporary: bool = False) -> list[str]:
-            return []
+        def types(self, folder: str = "") -> dict[str, pa_fs.FileType]:
+            return {}
 
     monkeypatch.setattr(savepoint_folder, "open_store", lambda location, option: Store(None, "bucket/mine/saved"))
     check_savepoint_folder("s3://bucket/mine/saved", "--to")
     with pytest.raises(OptionError, match="in or above bucket/mine/"):
         check_savepoint_folder("s3://bucket/mine/saved", "--to", ["bucket/mine/"])
+
+
+def test_the_store_is_asked_no_more_often_the_more_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    class Counting:
+        def get_file_info(self, what: object) -> object:
+            asked.append(what)
+            return pa_fs.LocalFileSystem().get_file_info(what)
+
+    store = FileStore(Counting(), str(tmp_path))  # type: ignore[arg-type]
+    monkeypatch.setattr(savepoint_folder, "open_store", lambda *_: store)
+    (tmp_path / "a").mkdir()
+    for name in "bcd":
+        (tmp_path / name).touch()
+        check_savepoint_folder(str(tmp_path), "--to")
+    _, paths = asked[-2:]
+    assert len(asked) == 2 * 3 and not any(f"{tmp_path}/{name}/" in str(paths) for name in "bcd"), "files have no marks"
