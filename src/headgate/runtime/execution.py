@@ -589,7 +589,7 @@ class Execution:
 
     @property
     def reports(self) -> bool:
-        """Whether there are figures to report."""
+        """Whether there are figures to report: not while nothing is read, as after the last checkpoint. Any thread."""
         return self._loop.has_started or self._restore_progress() is not None
 
     def progress(self, splits: Mapping[str, tuple[SplitState, ...]] | None = None) -> msg.SubtaskProgress:

@@ -133,8 +133,8 @@ class Subtask:
     def overdue_progress(self) -> msg.SubtaskProgress | None:
         """Return figures where its thread reports none, because a call lasts; None: it reports. Any thread."""
         execution, last = self._execution, self._reported
-        if execution is None or last is None or last.progress.execution != execution.number:
-            return None
+        if execution is None or last is None or last.progress.execution != execution.number or not execution.reports:
+            return None  # one that is suspended reports nothing, though nothing holds it up
         return overdue_progress(last, execution.under_way, self._services.work_ms(), PROGRESS_PERIOD_MS)
 
     def finish(self, finished: Future[None]) -> None:
