@@ -200,7 +200,7 @@ def test_who_gives_up_waiting_leaves_the_query_as_it_was_and_draining_what_ends_
         lambda: query.savepoint(saved, timeout=0.2),
         lambda: query.checkpoint(timeout=0.2),
     ):
-        with pytest.raises(HeadgateError, match=r"not complete after 0 seconds. Nobody waits .* continues as before"):
+        with pytest.raises(HeadgateError, match=r"not complete after 0 seconds: nobody waits .* continues as before"):
             attempt()
     may_go.touch()
     assert query.checkpoint() and is_running(query) and len(query.status["slots"]) == 1

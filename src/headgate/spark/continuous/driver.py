@@ -217,6 +217,13 @@ class QueryDriver:
         return self._master.status()
 
     @property
+    def goes_on(self) -> bool:
+        """Whether the run goes on: it is not ending, and has not taken its last checkpoint. Any thread."""
+        status = self._master.status()
+        is_last = status.checkpoint in ("ending", "suspended")
+        return not (self.is_over or is_last or status.state in ("ending", "ended", "failing", "failed"))
+
+    @property
     def committers(self) -> dict[str, SinkCommitter]:
         """The sinks' committers, by the sink's uid."""
         return self._committers

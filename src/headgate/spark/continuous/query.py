@@ -618,10 +618,7 @@ class ContinuousQuery:
         try:
             return answer.result(_GIVES_UP_S)
         except (HeadgateError, TimeoutError) as error:
-            raise HeadgateError(
-                f"The checkpoint was not complete after {timeout:.0f} seconds. Nobody waits for it any longer, and the "
-                "query continues as before."
-            ) from error
+            raise given_up(timeout, error, goes_on=driver.goes_on) from error
 
     def _live(self) -> QueryDriver:
         """Return the driver of the run; between two runs, wait for the next."""
@@ -640,6 +637,23 @@ class ContinuousQuery:
                 f"The parallelism is {parallelism}; it must be from 1 to max-parallelism, which is {most}.",
                 option="parallelism", value=parallelism,
             )  # fmt: skip
+
+
+def given_up(timeout: float, error: Exception, *, goes_on: bool) -> HeadgateError:
+    """Return the error for who waited so long for a checkpoint, in seconds, that nobody wants it any more.
+
+    Parameters
+    ----------
+    error
+        Why there is none; a `TimeoutError`: the driver has not answered that it is given up.
+    goes_on
+        Whether the run goes on.
+    """
+    message = f"The checkpoint was not complete after {timeout:.0f} seconds: "
+    if not isinstance(error, HeadgateError):
+        return HeadgateError(f"{message}{_GIVES_UP_S:.0f} seconds later it is still being given up.")
+    message += str(error.facts.get("reason", error.message)).removesuffix(".")
+    return HeadgateError(f"{message}. The query continues as before." if goes_on else f"{message}.")
 
 
 def _job_options(definition: QueryDefinition) -> JobOptions:
