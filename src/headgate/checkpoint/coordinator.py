@@ -101,7 +101,8 @@ class StoredCheckpoints(msgspec.Struct, frozen=True):
 class _Pending(msgspec.Struct):
     """The checkpoint under way. ``last``: the query ends with it. ``requests``: who hears of it.
 
-    ``late_ms``: when it is given up, which does not change while it is put off.
+    ``late_ms``: when it is given up, which does not change while it is put off. ``due_ms``: when one would have begun
+    that nobody asked for, and whose place it takes.
     """
 
     checkpoint_id: int
@@ -111,6 +112,7 @@ class _Pending(msgspec.Struct):
     requests: tuple[cp.CheckpointRequested, ...]
     began_ms: int
     late_ms: int
+    due_ms: int | None
     sources: dict[str, cp.SourceStateReady] = {}
     subtasks: dict[SubtaskId, SubtaskState] = {}
     manifest: Manifest | None = None
@@ -251,8 +253,10 @@ class CheckpointCoordinator(Machine):
         self._pending: _Pending | None = None
         self._requests: list[cp.CheckpointRequested] = []
         self._input_ended = False
-        self._due_ms: int | None = None
+        self._due_ms: int | None = None  # when one begins that nobody asks for
+        self._asked_ms = 0  # when one begins that somebody asks for
         self._late_ms: int | None = None  # when what was put off is given up
+        self._put_off: tuple[cp.CheckpointRequested, ...] = ()  # who asked for that
         self._look_ms: int | None = None  # not before; None: nothing was completed yet
         self._gone: frozenset[str] = frozenset()  # files of the last complete checkpoint, when it was looked
         self._failed_in_row = 0  # since the last completion
@@ -283,7 +287,7 @@ class CheckpointCoordinator(Machine):
         """Return when `CheckpointTimePassed` is wanted, in milliseconds; it may be past. None: not before an event."""
         if self._pending is not None:
             return self._pending.late_ms
-        return self._due_ms if self.state == "idle" else None
+        return self._begins_ms() if self.state == "idle" else None
 
     @property
     def pending_id(self) -> int | None:
@@ -369,8 +373,9 @@ class CheckpointCoordinator(Machine):
         return actions
 
     def _on_checkpoint_requested(self, event: cp.CheckpointRequested, now_ms: int) -> list[cp.Action]:
+        if not self._requests:  # else it waits with what was put off
+            self._asked_ms = now_ms
         self._requests.append(event)
-        self._due_ms = now_ms
         return []
 
     def _on_checkpoint_requested_too_late(self, event: cp.CheckpointRequested, now_ms: int) -> list[cp.Action]:
@@ -381,7 +386,8 @@ class CheckpointCoordinator(Machine):
         if pending is not None and any(each.request_id == event.request_id for each in pending.requests):
             if pending.kind is not CheckpointKind.CHECKPOINT:
                 actions = self._abort(_WITHDRAWN)
-                self.state, self._due_ms = "idle", self._soon(now_ms)
+                self.state = "idle"
+                self._let_be_due(pending)
                 return actions
             pending.requests = tuple(each for each in pending.requests if each.request_id != event.request_id)
             return [answer]
@@ -389,7 +395,8 @@ class CheckpointCoordinator(Machine):
         self._requests = [each for each in self._requests if each.request_id != event.request_id]
         if len(self._requests) == before:
             return []  # it was answered
-        self._late_ms = None
+        if self._put_off and not any(each in self._requests for each in self._put_off):
+            self._late_ms = None
         return [answer]
 
     def _on_input_all_ended(self, event: cp.InputAllEnded, now_ms: int) -> list[cp.Action]:
@@ -400,7 +407,8 @@ class CheckpointCoordinator(Machine):
     # The way of a checkpoint.
 
     def _on_time_in_idle(self, event: cp.CheckpointTimePassed, now_ms: int) -> list[cp.Action]:
-        if self._due_ms is None or now_ms < self._due_ms:
+        begins_ms = self._begins_ms()
+        if begins_ms is None or now_ms < begins_ms:
             return []
         first = self._requests[0] if self._requests else cp.CheckpointRequested(0, CheckpointKind.CHECKPOINT)
         # Whoever asks for no more than a checkpoint is content with the one that others asked for.
@@ -412,10 +420,12 @@ class CheckpointCoordinator(Machine):
         self._requests = [each for each in self._requests if each not in served]
         self._last_id += 1
         late_ms, self._late_ms = self._late_ms or now_ms + self._options.timeout_ms, None
-        self._pending = _Pending(self._last_id, first.kind, first.location, last, tuple(served), now_ms, late_ms)
+        self._pending = _Pending(
+            self._last_id, first.kind, first.location, last, tuple(served), now_ms, late_ms, self._due_ms
+        )  # fmt: skip
         self.state = "snapshotting"
         interval_ms = self._options.interval_ms
-        if self._requests or self._input_ended:
+        if self._input_ended:
             self._due_ms = now_ms
         else:
             self._due_ms = None if interval_ms is None else now_ms + interval_ms
@@ -451,7 +461,9 @@ class CheckpointCoordinator(Machine):
             return self._fail(reason, now_ms)
         self._pending, self.state = None, "idle"
         self._requests = [*pending.requests, *self._requests]
-        self._due_ms, self._late_ms = now_ms + _PUT_OFF_MS, pending.late_ms
+        self._put_off, self._late_ms = pending.requests, pending.late_ms
+        self._asked_ms = now_ms + _PUT_OFF_MS
+        self._let_be_due(pending, self._asked_ms)
         return [cp.NotifyAborted(pending.checkpoint_id, reason, put_off=True, began_ms=pending.began_ms)]
 
     def _on_subtask_acknowledged(self, event: cp.SubtaskAcknowledged, now_ms: int) -> list[cp.Action]:
@@ -603,10 +615,17 @@ class CheckpointCoordinator(Machine):
         self.state, self._executions, self._recovering = "stopped", {}, set()
         self._input_ended, self._late_ms = False, None
 
+    def _begins_ms(self) -> int | None:
+        """Return when the next checkpoint begins, if all is idle then; None: when something happens."""
+        return self._asked_ms if self._requests else self._due_ms
+
+    def _let_be_due(self, pending: _Pending, earliest_ms: int = 0) -> None:
+        """Let what is due, without that checkpoint, begin at this time at the earliest."""
+        due_ms = [each for each in (pending.due_ms, self._due_ms) if each is not None]
+        self._due_ms = max(min(due_ms), earliest_ms) if due_ms else None
+
     def _soon(self, now_ms: int) -> int | None:
-        """Return when the first checkpoint after a start or a failure is due."""
-        if self._requests:
-            return now_ms
+        """Return when the first checkpoint after a start or a failure is due that nobody asks for."""
         interval_ms, soon_ms = self._options.interval_ms, self._options.first_after_restore_ms
         if interval_ms is None:
             return now_ms + soon_ms if self._input_ended else None

@@ -167,7 +167,7 @@ def test_the_table_is_what_the_machine_does() -> None:
         events,
         depth=24,
         limit=4000,
-        ignore=("_due_ms", "_look_ms"),
+        ignore=("_due_ms", "_asked_ms", "_look_ms"),
     )
 
 
@@ -393,6 +393,46 @@ def test_a_checkpoint_goes_on_without_one_who_asked_for_it_and_what_is_complete_
     run.notify(SUSPEND)
     run.complete()
     assert run.notify(cp.RequestWithdrawn(SUSPEND.request_id)) == [] and run.machine.state == "ending"
+
+
+def test_who_gives_up_waiting_leaves_the_time_of_what_was_put_off_to_who_still_waits() -> None:
+    run = running(CheckpointOptions(interval_ms=None, timeout_ms=500))
+    run.notify(SAVEPOINT)
+    actions: list[cp.Action] = []
+    for other in range(10, 20):
+        if not of(cp.AnswerRequest, actions):
+            run.wait()
+            assert run.now_ms <= 600, "however often others ask and give up"
+            actions = run.notify(cp.SourceRefused("rides", run.machine._last_id, "it is being restored"))
+            run.notify(cp.CheckpointRequested(other, CheckpointKind.CHECKPOINT), cp.RequestWithdrawn(other))
+    assert [each.request_id for each in of(cp.AnswerRequest, actions)] == [SAVEPOINT.request_id]
+    run.notify(SAVEPOINT)
+    run.wait()
+    run.notify(cp.SourceRefused("rides", run.machine._last_id, "it is being restored"), SUSPEND)
+    run.notify(cp.RequestWithdrawn(SAVEPOINT.request_id))
+    run.wait()
+    assert run.machine.next_time_ms() == run.now_ms + 500, "nothing was put off for this one"
+
+
+def test_a_request_that_is_withdrawn_brings_no_checkpoint_about() -> None:
+    run = running(CheckpointOptions(interval_ms=60_000))
+    run.complete()
+    run.notify(cp.Committed(1, {}))
+    asked, withdrawn = cp.CheckpointRequested(9, CheckpointKind.SAVEPOINT, "s"), cp.RequestWithdrawn(9)
+    run.notify(asked)
+    assert run.machine.next_time_ms() == run.now_ms
+    run.notify(withdrawn)
+    assert run.machine.next_time_ms() == 60_500, "before it began"
+    run.notify(asked)
+    run.barriers()
+    run.notify(withdrawn)
+    assert run.machine.next_time_ms() == 60_500, "under way"
+    run.notify(asked)
+    run.wait()
+    run.notify(cp.SourceRefused("rides", run.machine._last_id, "it is being restored"), withdrawn)
+    assert run.machine.next_time_ms() == 60_500, "put off"
+    run.notify(asked, cp.FilesLooked(1, ("shared/a",)), withdrawn)
+    assert run.machine.next_time_ms() == run.now_ms, "due for another reason"
 
 
 def test_a_timeout_names_what_is_missing() -> None:
