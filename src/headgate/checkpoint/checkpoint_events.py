@@ -234,7 +234,10 @@ class DeleteCheckpoint(msgspec.Struct, frozen=True):
 
 
 class LookForFiles(msgspec.Struct, frozen=True):
-    """Look whether the files that a complete checkpoint names are there. Answered by `FilesLooked`."""
+    """Look whether the files that a complete checkpoint names are there.
+
+    Answered by `FilesLooked`; by nothing if that fails, and then it is ordered again after a later checkpoint.
+    """
 
     manifest: Manifest
 

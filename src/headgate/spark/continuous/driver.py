@@ -441,15 +441,16 @@ class QueryDriver:
             self._inbox.put(cp.ManifestWritten(action.checkpoint_id, size))
 
     def _look_for_files(self, manifest: Manifest) -> None:
-        """On the storage thread."""
+        """On the storage thread. A look that fails has found nothing out: no answer, until it is looked again."""
         try:
             missing = self._storage.missing(manifest)
             self._ownership.keep()  # though all of the location was deleted, it stays this query's
             self._storage.query_id(manifest.query_id)
         except Exception as error:
-            self._log("warning", f"The files of checkpoint {manifest.checkpoint_id} were not found: {describe(error)}")
-            missing = ()
-        self._inbox.put(cp.FilesLooked(manifest.checkpoint_id, missing))
+            which = f"the files of checkpoint {manifest.checkpoint_id}"
+            self._log("warning", f"It could not be looked whether {which} are there: {describe(error)}")
+        else:
+            self._inbox.put(cp.FilesLooked(manifest.checkpoint_id, missing))
 
     def _delete_savepoint(self, action: cp.DeleteSavepoint) -> None:
         """On the storage thread."""
