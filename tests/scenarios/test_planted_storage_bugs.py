@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any
 
 import pyarrow as pa
 
 from headgate.checkpoint import checkpoint_events as cp
 from headgate.checkpoint.coordinator import CheckpointCoordinator, StoredCheckpoints
-from headgate.checkpoint.state_uploader import StateUploader
+from headgate.checkpoint.state_uploader import Chunk, StateUploader
 from headgate.checkpoint.storage import CheckpointStorage
 from headgate.errors import StoredStateError
-from headgate.protocol.state import FileState, StateHandle
+from headgate.protocol import messages as msg
+from headgate.protocol.state import FileState, KeyedState, StateHandle
+from headgate.runtime.subtask import Subtask
 from headgate.simulation.running import simulate
 from headgate.simulation.scenario import Fault, FaultKind, Scenario, StorageFaults, UserFaults
 from tests.scenarios.planted import first_found
@@ -97,15 +101,45 @@ def test_a_full_disk_that_nobody_hears_of_is_found() -> None:
 class NeverUploadsAgain(StateUploader):
     """What is gone is not uploaded again."""
 
-    def forget(self, paths: Collection[str]) -> None:
-        pass
+    def store_keyed(self, uid: str, chunks: Sequence[Chunk], lost: bytes = b"") -> Future[KeyedState]:
+        return super().store_keyed(uid, chunks)
+
+
+def loses_keyed_state(each: Scenario) -> bool:
+    return each.is_keyed and each.loses_files
+
+
+def only_lost_files(each: Scenario) -> Scenario:
+    return each.with_faults(tuple(fault for fault in each.faults if fault.kind is UserFaults.DELETE))
 
 
 def test_a_file_that_is_gone_and_is_not_written_again_is_found() -> None:
-    def only_lost_files(each: Scenario) -> Scenario:
-        return each.with_faults(tuple(fault for fault in each.faults if fault.kind is UserFaults.DELETE))
+    bugs = {StateUploader: NeverUploadsAgain}
+    first_found("which was known to be gone", 222, bugs, of=loses_keyed_state, change=only_lost_files)
 
-    first_found("checkpoints name .* which is gone", 145, {StateUploader: NeverUploadsAgain}, change=only_lost_files)
+
+class HearsOfLossByItsStream(Subtask):
+    """What is gone is known when the stream of the slot brings it, though a barrier of a channel may come before."""
+
+    def _on_message(self, message: Any) -> None:
+        if isinstance(message, msg.TriggerCheckpoint):
+            assert isinstance(self._services.uploader, UploadsWhatItsStreamNamed)
+            self._services.uploader.lost = message.lost
+        super()._on_message(message)
+
+
+class UploadsWhatItsStreamNamed(StateUploader):
+    """See there."""
+
+    lost = b""
+
+    def store_keyed(self, uid: str, chunks: Sequence[Chunk], lost: bytes = b"") -> Future[KeyedState]:
+        return super().store_keyed(uid, chunks, self.lost)
+
+
+def test_a_loss_that_a_slot_hears_of_after_the_barrier_is_found() -> None:
+    bugs = {Subtask: HearsOfLossByItsStream, StateUploader: UploadsWhatItsStreamNamed}
+    first_found("which was known to be gone", 222, bugs, of=loses_keyed_state, change=only_lost_files)
 
 
 class LeavesSavepoints(CheckpointCoordinator):

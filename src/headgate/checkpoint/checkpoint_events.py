@@ -168,13 +168,15 @@ class SendBarriers(msgspec.Struct, frozen=True):
     """Send the barrier to every subtask, then notify the source coordinators that it is out.
 
     ``completed`` is the newest complete checkpoint, 0 if there is none. ``location`` is a savepoint's folder; state
-    files go to the query's own location all the same, and are copied.
+    files go to the query's own location all the same, and are copied. ``gone`` are the paths of files that are to be
+    written again.
     """
 
     checkpoint_id: int
     completed: int
     kind: CheckpointKind
     location: str
+    gone: frozenset[str] = frozenset()
 
 
 class WriteManifest(msgspec.Struct, frozen=True):
@@ -242,23 +244,21 @@ class LookForFiles(msgspec.Struct, frozen=True):
     manifest: Manifest
 
 
-class WriteAgain(msgspec.Struct, frozen=True):
-    """Let subtasks write files again that are gone, with the next checkpoint.
+class ReportLostFiles(msgspec.Struct, frozen=True):
+    """Report that files of a checkpoint are gone, or that some are missed no longer.
 
     Parameters
     ----------
     checkpoint_id
-        The complete one that names them.
+        The complete one whose files were looked for.
     gone, back
-        The paths of those that are not there, and of those that were not and are again.
-    is_new
-        Whether some were there when it was last looked.
+        The paths of those that were there when it was last looked, and are not; and of those that were not: now they
+        are, or it names them no longer.
     """
 
     checkpoint_id: int
     gone: tuple[str, ...]
     back: tuple[str, ...] = ()
-    is_new: bool = True
 
 
 class Commit(msgspec.Struct, frozen=True):
@@ -308,5 +308,5 @@ class CheckpointFailureLimitReached(msgspec.Struct, frozen=True):
 
 Action = (
     SnapshotSources | SendBarriers | WriteManifest | NotifyCompleted | NotifyAborted | DeleteCheckpoint | Commit
-    | LookForFiles | WriteAgain | AnswerRequest | DeleteSavepoint | QuerySuspended | CheckpointFailureLimitReached
+    | LookForFiles | ReportLostFiles | AnswerRequest | DeleteSavepoint | QuerySuspended | CheckpointFailureLimitReached
 )  # fmt: skip

@@ -16,7 +16,7 @@ Never: start one before every subtask is running, two at a time, or write a mani
   Of one that is given up nothing stays in that folder: who asked for it is answered when that is so, and may try again.
 - From time to time it is looked whether all files are there that a complete checkpoint names: most of them older ones
   wrote, and a folder may have been cleared. Of what is gone slots still have the state: they write it again with the
-  next checkpoint, which is due at once.
+  next checkpoint, which is due at once, and whose barrier says what is gone.
 - Commits run beside checkpoints, one at a time in the order of the epochs. An epoch that is not known to be committed
   is in the manifests that follow as it was ordered, so that a restore orders exactly the same again.
 
@@ -117,6 +117,7 @@ class _Pending(msgspec.Struct):
     subtasks: dict[SubtaskId, SubtaskState] = {}
     manifest: Manifest | None = None
     to_write: tuple[str, ...] = ()
+    gone: frozenset[str] = frozenset()
 
 
 class CheckpointCoordinator(Machine):
@@ -206,7 +207,7 @@ class CheckpointCoordinator(Machine):
         Row("completing",               cp.ManifestWriteFailed,  "stopped",
             [cp.NotifyAborted, Maybe(cp.AnswerRequest), cp.CheckpointFailureLimitReached], "one too many"),
         Row("stopped, recommitting, idle, snapshotting, pending, completing", cp.FilesLooked, SAME,
-            [Maybe(cp.WriteAgain)], "if some are gone, or back"),
+            [Maybe(cp.ReportLostFiles)], "if some are gone, or are no longer"),
         Row("ending, suspended",        cp.FilesLooked,          SAME, IGNORED, "who starts from it finds out"),
         Row("stopped, idle, snapshotting, pending, completing", cp.Committed, SAME, [Maybe(cp.Commit)],
             "the next epoch"),
@@ -259,6 +260,7 @@ class CheckpointCoordinator(Machine):
         self._put_off: tuple[cp.CheckpointRequested, ...] = ()  # who asked for that
         self._look_ms: int | None = None  # not before; None: nothing was completed yet
         self._gone: frozenset[str] = frozenset()  # files of the last complete checkpoint, when it was looked
+        self._unwritten = self._gone  # of them those that no complete checkpoint has written again since
         self._failed_in_row = 0  # since the last completion
         self._failed_since_start = 0  # of them those since the last failover: they count against the limit
         restored_epochs = () if restored is None else (
@@ -451,8 +453,9 @@ class CheckpointCoordinator(Machine):
         if pending.sources.keys() != self._plan.sources.keys():
             return []
         self.state = "pending"
+        pending.gone = self._unwritten
         completed = 0 if self.latest is None else self.latest.checkpoint_id
-        return [cp.SendBarriers(pending.checkpoint_id, completed, pending.kind, pending.location)]
+        return [cp.SendBarriers(pending.checkpoint_id, completed, pending.kind, pending.location, pending.gone)]
 
     def _on_source_refused(self, event: cp.SourceRefused, now_ms: int) -> list[cp.Action]:
         pending = self._under_way()
@@ -543,6 +546,7 @@ class CheckpointCoordinator(Machine):
             *(cp.AnswerRequest(each.request_id, pending.checkpoint_id) for each in pending.requests),
         ]
         self.latest, self._pending = manifest, None
+        self._unwritten -= pending.gone
         self._failed_in_row = self._failed_since_start = 0
         self._commits.add(manifest.epoch, _committables(pending.subtasks))
         self.state = "idle"
@@ -567,13 +571,11 @@ class CheckpointCoordinator(Machine):
 
     def _on_files_looked(self, event: cp.FilesLooked, now_ms: int) -> list[cp.Action]:
         gone, before = frozenset(event.missing), self._gone
-        self._gone = gone
-        if not gone and not before:
-            return []
-        is_new = bool(gone - before)
-        if is_new:
+        self._gone = self._unwritten = gone
+        new, back = tuple(sorted(gone - before)), tuple(sorted(before - gone))
+        if new:
             self._due_ms = now_ms
-        return [cp.WriteAgain(event.checkpoint_id, tuple(sorted(gone)), tuple(sorted(before - gone)), is_new)]
+        return [cp.ReportLostFiles(event.checkpoint_id, new, back)] if new or back else []
 
     def _under_way(self) -> _Pending:
         assert self._pending is not None

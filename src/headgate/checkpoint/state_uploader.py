@@ -3,7 +3,7 @@
 Rows in flight, of which there may be as much as local disks hold, are written piece by piece.
 
 Never: block the caller; write the content of a chunk twice that the checkpoint before named, or was restored
-with; name a file of a savepoint (`headgate.checkpoint.storage.belongs_here`).
+with, unless its file is gone; name a file of a savepoint (`headgate.checkpoint.storage.belongs_here`).
 
 Follows FLIP-547, "Rejected Alternatives" (channel state is never incremental).
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
@@ -22,6 +22,7 @@ import pyarrow as pa
 from headgate.checkpoint.storage import belongs_here
 from headgate.errors import HeadgateError
 from headgate.futures import done_with, gathered, mapped
+from headgate.protocol.lost_files import may_be_lost
 from headgate.protocol.state import ChunkState, FileState, KeyedState, StateHandle
 
 T = TypeVar("T")
@@ -147,37 +148,24 @@ class StateUploader:
             self._chunks.setdefault(uid, {})[chunk.chunk_id] = done_with(chunk)
         return True
 
-    def store_keyed(self, uid: str, chunks: Sequence[Chunk]) -> Future[KeyedState]:
+    def store_keyed(self, uid: str, chunks: Sequence[Chunk], lost: bytes = b"") -> Future[KeyedState]:
         """Store all of an operator's keyed state: upload what is new.
 
         What it does not name is forgotten, so that memory does not grow: it may not come again under the same name. A
-        chunk whose upload failed is uploaded again when it is named the next time.
+        chunk whose upload failed is uploaded again when it is named the next time; so is one now whose file is gone,
+        as ``lost`` says (`headgate.protocol.lost_files`).
         """
         with self._lock:
             known = self._chunks.get(uid, {})
             named = {}
             for chunk in chunks:
                 future = known.get(chunk.chunk_id)
-                if future is None or (future.done() and future.exception() is not None):
+                if future is None or not _is_usable(future, lost):
                     future = self._submit_locked(lambda chunk=chunk: self._upload(uid, chunk))  # type: ignore[misc]
                 named[chunk.chunk_id] = future
             self._chunks[uid] = named
             futures = [named[chunk.chunk_id] for chunk in chunks]
         return mapped(gathered(futures), lambda stored: KeyedState(chunks=tuple(stored)))
-
-    def forget(self, paths: Collection[str]) -> None:
-        """Take note that files of keyed state are gone: they are uploaded again when a checkpoint names them."""
-        gone = frozenset(paths)
-
-        def is_gone(stored: Future[ChunkState]) -> bool:
-            if not stored.done() or stored.exception() is not None:
-                return False
-            handle = stored.result().handle
-            return isinstance(handle, FileState) and handle.path in gone
-
-        with self._lock:
-            for uid, known in self._chunks.items():
-                self._chunks[uid] = {name: stored for name, stored in known.items() if not is_gone(stored)}
 
     def store_rows(
         self, checkpoint_id: int, name: str, chunks: Callable[[], Iterator[bytes]], inline_bytes: int
@@ -280,6 +268,16 @@ class StateUploader:
         with self._lock:
             if self._closed:
                 raise _closed()
+
+
+def _is_usable(stored: Future[ChunkState], lost: bytes) -> bool:
+    """Return whether a chunk need not be uploaded again: it is being, or its file is there."""
+    if not stored.done():
+        return True
+    if stored.exception() is not None:
+        return False
+    handle = stored.result().handle
+    return not (isinstance(handle, FileState) and may_be_lost(handle.path, lost))
 
 
 def _closed() -> HeadgateError:

@@ -76,7 +76,7 @@ class Barrier(msgspec.Struct, frozen=True, tag="barrier", kw_only=True):
 
     Parameters
     ----------
-    checkpoint_id, completed, kind, location
+    checkpoint_id, completed, kind, location, lost
         As in `headgate.protocol.messages.TriggerCheckpoint`.
     unaligned
         It passes rows, and what it passed is stored with the checkpoint as channel state.
@@ -92,6 +92,7 @@ class Barrier(msgspec.Struct, frozen=True, tag="barrier", kw_only=True):
     location: str = ""
     unaligned: bool = False
     alignment_timeout_ms: int = 0
+    lost: bytes = b""
 
 
 ChannelEvent = WatermarkPassed | ProducerIdle | ProducerActive | ProducerRecovered | ProducerEnded | Barrier

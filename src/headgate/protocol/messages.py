@@ -461,7 +461,8 @@ class TriggerCheckpoint(_SubtaskMessage, frozen=True, kw_only=True):
     what ``unaligned`` and ``alignment_timeout_ms`` mean).
 
     ``completed`` is the newest complete checkpoint, 0 if there is none: through channels the barrier may come before
-    `CheckpointCompleted`, and what that one holds must not be reported again.
+    `CheckpointCompleted`, and what that one holds must not be reported again. ``lost`` says which files are gone
+    (`headgate.protocol.lost_files`): state that the snapshot would only name as it was stored is stored again.
     """
 
     checkpoint_id: int
@@ -470,6 +471,7 @@ class TriggerCheckpoint(_SubtaskMessage, frozen=True, kw_only=True):
     location: str = ""
     unaligned: bool = False
     alignment_timeout_ms: int = 0
+    lost: bytes = b""
 
 
 class CheckpointCompleted(_SubtaskMessage, frozen=True, kw_only=True):
@@ -477,12 +479,6 @@ class CheckpointCompleted(_SubtaskMessage, frozen=True, kw_only=True):
 
     checkpoint_id: int
     finished_known: dict[str, int] = {}
-
-
-class StateLost(_SubtaskMessage, frozen=True, kw_only=True):
-    """These files, by their paths at the checkpoint location, are gone: the next snapshot writes the state in them."""
-
-    paths: tuple[str, ...]
 
 
 class CheckpointAborted(_SubtaskMessage, frozen=True, kw_only=True):
@@ -541,7 +537,7 @@ FromSlot = (
 )  # fmt: skip
 ToSlot = (
     SlotAccepted | SlotFenced | Deploy | SlotsLocated | CancelSubtask | AssignSplits | NoMoreSplits | EventToReader
-    | TriggerCheckpoint | CheckpointCompleted | StateLost | CheckpointAborted | AlignmentAnnounced | UnassignedWork
+    | TriggerCheckpoint | CheckpointCompleted | CheckpointAborted | AlignmentAnnounced | UnassignedWork
     | ReportSource | ShutDownSlot | CoordinatorHeartbeat
 )  # fmt: skip
 Message = FromSlot | ToSlot

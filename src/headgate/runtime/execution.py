@@ -508,6 +508,7 @@ class Execution:
             location=barrier.location,
             unaligned=barrier.unaligned,
             alignment_timeout_ms=barrier.alignment_timeout_ms,
+            lost=barrier.lost,
         )
         self._user.handle(machine.MessageReceived(trigger))
 

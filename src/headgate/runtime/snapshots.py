@@ -97,14 +97,16 @@ class Snapshots:
         keyed: Mapping[str, Sequence[KeyedChunk]],
     ) -> Barrier | None:
         """Begin to make a snapshot safe, and return the barrier that goes to the exchanges."""
+        barrier = self.barriers.pop(checkpoint_id, None)
         parts = self._parts_of(checkpoint_id)
         found = gathered([*splits.values()])
         parts.add(_SPLITS, mapped(found, lambda states: (dict(zip(splits, states)), looked_ms)))
         parts.add(_OPERATORS, operators)
         if keyed:
-            stored = [self._context.uploader.store_keyed(uid, chunks) for uid, chunks in keyed.items()]
+            lost = b"" if barrier is None else barrier.lost
+            stored = [self._context.uploader.store_keyed(uid, chunks, lost) for uid, chunks in keyed.items()]
             parts.add(_KEYED, mapped(gathered(stored), lambda states: dict(zip(keyed, states))))
-        return self.barriers.pop(checkpoint_id, None)
+        return barrier
 
     def store_input(
         self, checkpoint_id: int, channels: Mapping[ChannelId, Sequence[StoredRows]], relocated: frozenset[str]

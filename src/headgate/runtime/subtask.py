@@ -197,10 +197,6 @@ class Subtask:
                 if execution is not None:
                     execution.connect(message)
                 return
-            case msg.StateLost(paths=paths):
-                if self._services.uploader is not None:
-                    self._services.uploader.forget(paths)
-                return
             case msg.Deploy():
                 self._deployed = message
             case msg.TriggerCheckpoint():
@@ -249,6 +245,7 @@ def _barrier_of(message: msg.TriggerCheckpoint) -> Barrier:
         location=message.location,
         unaligned=message.unaligned,
         alignment_timeout_ms=message.alignment_timeout_ms,
+        lost=message.lost,
     )
 
 

@@ -254,7 +254,8 @@ class Cluster:
     def manifest_written(self, manifest: Manifest) -> None:
         """Check a checkpoint that is complete."""
         self.invariants.on_manifest(manifest)
-        self.storage.files.check_not_gone_for_long(file.path for file in named_files(manifest))
+        names = [file.path for file in named_files(manifest)]
+        self.storage.files.check_not_gone_for_long(names, manifest.checkpoint_id)
         if self.pending.at_checkpoints and (any(manifest.in_flight) or not self.scenario.unaligned):
             fault = self.pending.at_checkpoints.pop(0)
             self.clock.after(fault.pick % 60, self.world, self._fault, fault)
@@ -438,6 +439,7 @@ class Cluster:
             parallelism,
         )
         plan = job_plan(self.definition, "simulated", self.run_number)
+        self.storage.files.known_gone.clear()  # it finds out again
         self.invariants.on_run(parallelism)
         if self.autoscaler is not None:
             self.autoscaler.run_began(parallelism)

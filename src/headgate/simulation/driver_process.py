@@ -271,7 +271,9 @@ class DriverProcess(Process):
         self._checkpoints.delete(checkpoint_id)
 
     def _look_for_files(self, manifest: Manifest) -> None:
-        self.notify(cp.FilesLooked(manifest.checkpoint_id, self._checkpoints.missing(manifest)))
+        missing = self._checkpoints.missing(manifest)
+        self.notify(cp.FilesLooked(manifest.checkpoint_id, missing))
+        self.cluster.storage.files.notice_gone(missing, self.master._checkpoints._last_id)
 
     def _delete_savepoint(self, action: cp.DeleteSavepoint) -> None:
         self.cluster.storage.delete_savepoint(action.location)

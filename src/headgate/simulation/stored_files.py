@@ -44,6 +44,8 @@ class StoredFiles(FileStore):
         self._ever_damaged: set[str] = set()
         self.gone: dict[str, int] = {}
         """How many checkpoints named a file that was lost, since then."""
+        self.known_gone: dict[str, int] = {}
+        """By file that the query knows to be gone: the last checkpoint that may have begun before it knew."""
         self.refused = 0
         """How often state was refused because it is damaged."""
 
@@ -71,15 +73,27 @@ class StoredFiles(FileStore):
         self._originals.setdefault(name, self._files.pop(name))
         self._ever_damaged.add(name)
         self.gone[name] = 0
+        self.known_gone.pop(name, None)
         return True
 
-    def check_not_gone_for_long(self, names: Iterable[str]) -> None:
-        """Note a checkpoint that names files; assert that none of them is gone since many checkpoints."""
-        for name in names:
-            path = self.path(name)
+    def notice_gone(self, names: Iterable[str], checkpoint_id: int) -> None:
+        """Note that the query knows that files are gone, and the last checkpoint that has begun."""
+        for path in map(self.path, names):
+            self.known_gone.setdefault(path, checkpoint_id)
+
+    def check_not_gone_for_long(self, names: Iterable[str], checkpoint_id: int) -> None:
+        """Note a checkpoint that names files; assert that it has written those that were known to be gone.
+
+        And that it becomes known within a few checkpoints.
+        """
+        for path in map(self.path, names):
             if path in self._files or path not in self.gone:
                 self.gone.pop(path, None)
+                self.known_gone.pop(path, None)
                 continue
+            assert checkpoint_id <= self.known_gone.get(path, checkpoint_id), (
+                f"stored: checkpoint {checkpoint_id} names {path}, which was known to be gone when it began"
+            )
             self.gone[path] += 1
             assert self.gone[path] <= _MOST_WITHOUT, f"stored: {self.gone[path]} checkpoints name {path}, which is gone"
 

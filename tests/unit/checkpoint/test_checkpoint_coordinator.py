@@ -56,6 +56,7 @@ class Run:
     def __init__(self, made: CheckpointCoordinator) -> None:
         self.machine = made
         self.now_ms = 0
+        self.gone: frozenset[str] = frozenset()  # as the last barriers carried it
 
     def notify(self, *events: cp.Event) -> list[cp.Action]:
         """Return what follows from the last of these events."""
@@ -79,6 +80,7 @@ class Run:
         assert checkpoint_id is not None
         (barriers,) = self.notify(cp.SourceStateReady("rides", checkpoint_id, b"{}", {0: 4}))
         assert isinstance(barriers, cp.SendBarriers)
+        self.gone = barriers.gone
         return checkpoint_id
 
     def acknowledge(self, first: SubtaskState = EMPTY) -> Manifest:
@@ -533,32 +535,34 @@ def test_no_checkpoint_begins_before_what_was_restored_is_published() -> None:
 
 
 def test_files_are_looked_for_from_time_to_time_and_what_is_gone_is_written_again() -> None:
-    run = running(CheckpointOptions(interval_ms=1000, look_interval_ms=2500))
+    run = running(CheckpointOptions(interval_ms=1000, look_interval_ms=2500, tolerable_failed=1))
     looked = []
-    for number in range(1, 6):
+    for number in range(1, 8):
         orders = of(cp.LookForFiles, run.complete())
         looked += [each.manifest.checkpoint_id for each in orders]
         run.notify(cp.Committed(number, {}))
-    assert looked == [4], "not at first: all was read or written just now"
-    assert run.notify(cp.FilesLooked(4)) == []
+    assert looked == [4, 7], "not at first: all was read or written just now; again, where there is no answer"
+    assert run.notify(cp.FilesLooked(7)) == []
     due_ms = run.machine.next_time_ms()
     assert due_ms is not None and due_ms > run.now_ms
-    assert run.notify(cp.FilesLooked(4, ("shared/b", "shared/a"))) == [
-        cp.WriteAgain(4, ("shared/a", "shared/b"), (), is_new=True)
-    ]
+    assert run.notify(cp.FilesLooked(7, ("shared/b", "shared/a"))) == [cp.ReportLostFiles(7, ("shared/a", "shared/b"))]
     assert run.machine.next_time_ms() == run.now_ms, "the next checkpoint is due at once"
+    assert not run.gone
+    run.notify(cp.SubtaskDeclined(FIRST, 1, run.barriers(), "disk full"))
     assert of(cp.LookForFiles, run.complete()), "whether all is there again"
-    assert run.notify(cp.FilesLooked(6, ("shared/b",))) == [
-        cp.WriteAgain(6, ("shared/b",), ("shared/a",), is_new=False)
-    ]
+    assert run.gone == {"shared/a", "shared/b"}, "the one before has not written them"
+    run.notify(cp.Committed(8, {}))
+    assert of(cp.LookForFiles, run.complete()) and not run.gone, "until it is looked they count as written"
+    assert run.notify(cp.FilesLooked(9, ("shared/b",))) == [cp.ReportLostFiles(9, (), ("shared/a",))]
     due_ms = run.machine.next_time_ms()
     assert due_ms is not None and due_ms > run.now_ms, "what nobody can write again is no reason for haste"
-    run.notify(cp.Committed(6, {}))
-    assert of(cp.LookForFiles, run.complete())
-    assert run.notify(cp.FilesLooked(7)) == [cp.WriteAgain(7, (), ("shared/b",), is_new=False)]
-    run.notify(cp.Committed(7, {}))
-    assert not of(cp.LookForFiles, run.complete())
-    run.notify(cp.Committed(8, {}), SUSPEND)
+    run.notify(cp.Committed(9, {}))
+    assert of(cp.LookForFiles, run.complete()) and run.gone == {"shared/b"}
+    assert run.notify(cp.FilesLooked(11, ("shared/b",))) == []
+    assert run.notify(cp.FilesLooked(11)) == [cp.ReportLostFiles(11, (), ("shared/b",))]
+    run.notify(cp.Committed(10, {}))
+    assert not of(cp.LookForFiles, run.complete()) and not run.gone
+    run.notify(cp.Committed(11, {}), SUSPEND)
     assert not of(cp.LookForFiles, run.complete()), "who starts from the last one finds out"
 
 

@@ -14,6 +14,7 @@ import pytest
 from headgate.checkpoint.state_uploader import StateUploader, WorkerThreads
 from headgate.checkpoint.storage import CheckpointStorage
 from headgate.errors import HeadgateError, StoredStateError
+from headgate.protocol.lost_files import lost_files
 from headgate.protocol.state import ChunkState, FileState, InlineState, KeyedState
 
 WAIT_S = 60.0
@@ -172,8 +173,8 @@ def test_what_is_gone_is_uploaded_again_and_nothing_else(storage: CheckpointStor
     first = uploader.store_keyed("window", chunks).result(WAIT_S)
     paths = [each.handle.path for each in first.chunks if isinstance(each.handle, FileState)]
     storage.store.delete(paths[0])
-    uploader.forget([paths[0], "shared/window/of-another-slot"])
-    again = uploader.store_keyed("window", [chunks[0], FakeChunk("w/2", never)]).result(WAIT_S)
+    lost = lost_files([paths[0], "shared/window/of-another-slot"])
+    again = uploader.store_keyed("window", [chunks[0], FakeChunk("w/2", never)], lost).result(WAIT_S)
     assert again == first and [storage.read_state(each.handle) for each in again.chunks] == [
         b"w/1" * 2000, b"w/2" * 2000,
     ]  # fmt: skip

@@ -51,9 +51,9 @@ def trouble(action: sch.ReportFailure | sch.ReportMissingSlots) -> str:
             return f"Of {wanted} slots these have not come for long: {_some(missing)}. The query waits for them."
 
 
-def lost_files(action: cp.WriteAgain) -> Iterator[tuple[str, str]]:
-    """Yield that files of a checkpoint are gone, or are there again, with the level of each sentence."""
-    if action.is_new:
+def news_of_files(action: cp.ReportLostFiles) -> Iterator[tuple[str, str]]:
+    """Yield that files of a checkpoint are gone, or missed no longer, with the level of each sentence."""
+    if action.gone:
         yield (
             "warning",
             (
@@ -63,7 +63,13 @@ def lost_files(action: cp.WriteAgain) -> Iterator[tuple[str, str]]:
             ),
         )
     if action.back:
-        yield "info", f"Files that were gone from the checkpoint location are there again: {_some(action.back)}."
+        yield (
+            "info",
+            (
+                f"Files that were gone from the checkpoint location are there again, or checkpoint "
+                f"{action.checkpoint_id} names them no longer: {_some(action.back)}."
+            ),
+        )
 
 
 def sentence(text: str) -> str:

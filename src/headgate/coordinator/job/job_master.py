@@ -29,7 +29,7 @@ from headgate.checkpoint.manifest import Manifest
 from headgate.coordinator.alignment import alignment_group as al
 from headgate.coordinator.job import job_events as job
 from headgate.coordinator.job import scheduler_events as sch
-from headgate.coordinator.job.job_log import absent_from, held_by, lost_files, sentence, trouble
+from headgate.coordinator.job.job_log import absent_from, held_by, news_of_files, sentence, trouble
 from headgate.coordinator.job.job_plan import JobOptions, JobPlan
 from headgate.coordinator.job.job_status import JobStatus, SlotInfo, SourceInfo
 from headgate.coordinator.job.regions import Region, Regions
@@ -42,6 +42,7 @@ from headgate.coordinator.sources.source_coordinator import SourceCoordinator
 from headgate.errors import InternalError
 from headgate.protocol import messages as msg
 from headgate.protocol.error_reports import peer_of
+from headgate.protocol.lost_files import lost_files
 from headgate.protocol.messages import CheckpointKind, ErrorReport, SubtaskId, SubtaskProgress
 from headgate.protocol.state import InlineState
 
@@ -589,12 +590,9 @@ class JobMaster:
         self._requests.difference_update(each.request_id for each in action.answers)
         self._out.append(action)
 
-    def _write_again(self, action: cp.WriteAgain) -> None:
-        for level, text in lost_files(action):
+    def _report_lost_files(self, action: cp.ReportLostFiles) -> None:
+        for level, text in news_of_files(action):
             self._log(level, text)
-        for status in self._scheduler.deployed() if action.gone else ():
-            lost = msg.StateLost(stage=status.subtask.stage, execution=status.execution, paths=action.gone)
-            self._send(status.subtask.subtask, lost)
 
     def _snapshot_sources(self, action: cp.SnapshotSources) -> None:
         self._notify_sources(dict.fromkeys(self._sources, src.CheckpointStarted(action.checkpoint_id)))
@@ -611,6 +609,7 @@ class JobMaster:
         self._is_rescaled = action.kind is CheckpointKind.SUSPEND and not action.location
         may_pass = action.kind is CheckpointKind.CHECKPOINT or self._is_rescaled
         unaligned = may_pass and self._options.unaligned and self._plan.is_connected
+        lost = lost_files(action.gone)
         for status in self._scheduler.deployed():
             if self._sources.keys().isdisjoint(self._plan.stages[status.subtask.stage]):
                 continue  # its barriers come through its channels
@@ -623,6 +622,7 @@ class JobMaster:
                 location=action.location,
                 unaligned=unaligned,
                 alignment_timeout_ms=self._options.alignment_timeout_ms if unaligned else 0,
+                lost=lost,
             )
             self._send(status.subtask.subtask, barrier)
         self._notify_sources(dict.fromkeys(self._sources, src.BarriersSent(action.checkpoint_id)))

@@ -143,7 +143,7 @@ ROUTES = (
     Route("CheckpointCoordinator", cp.WriteManifest, ("outside",), "_pass_on"),
     Route("CheckpointCoordinator", cp.DeleteCheckpoint, ("outside",), "_pass_on"),
     Route("CheckpointCoordinator", cp.LookForFiles, ("outside",), "_pass_on"),
-    Route("CheckpointCoordinator", cp.WriteAgain, ("outside", "slots"), "_write_again"),
+    Route("CheckpointCoordinator", cp.ReportLostFiles, ("outside",), "_report_lost_files"),
     Route("CheckpointCoordinator", cp.Commit, ("outside",), "_pass_on"),
     Route("CheckpointCoordinator", cp.AnswerRequest, ("outside",), "_answer_request"),
     Route("CheckpointCoordinator", cp.DeleteSavepoint, ("outside",), "_delete_savepoint"),
