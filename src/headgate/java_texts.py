@@ -52,14 +52,12 @@ def _replaced(values: pa.Array) -> pa.Array:
     kind = values.type
     if pa.types.is_string(kind):
         return java_texts(values)
-    mask = values.is_null() if values.null_count else None
-    if pa.types.is_struct(kind):
+    if pa.types.is_struct(kind) and kind.num_fields:
         children = [_replaced(values.field(place)) for place in range(kind.num_fields)]
+        mask = values.is_null() if values.null_count else None
         return pa.StructArray.from_arrays(children, fields=list(kind), mask=mask)
-    if pa.types.is_map(kind):
-        return pa.MapArray.from_arrays(
-            values.offsets, _replaced(values.keys), _replaced(values.items), type=kind, mask=mask
-        )
-    if pa.types.is_list(kind):
-        return pa.ListArray.from_arrays(values.offsets, _replaced(values.values), type=kind, mask=mask)
+    if pa.types.is_list(kind) or pa.types.is_map(kind):
+        # Not of its `offsets`: Arrow combines those of a slice with no nulls.
+        inner = _replaced(values.values)
+        return pa.Array.from_buffers(kind, len(values), values.buffers()[:2], values.null_count, values.offset, [inner])
     return values

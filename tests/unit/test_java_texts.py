@@ -60,18 +60,19 @@ def test_what_is_valid_is_not_copied() -> None:
 def test_strings_in_other_values_are_replaced_at_any_depth() -> None:
     kind = pa.struct({"texts": pa.list_(pa.string()), "by": pa.map_(pa.string(), pa.string()), "n": pa.int64()})
     bytes_of = pa.struct({"texts": pa.list_(pa.binary()), "by": pa.map_(pa.binary(), pa.binary()), "n": pa.int64()})
-    rows = [{"texts": [b"a\xff", None], "by": [(b"\xe9", None), (b"k", b"\xed\xa0\x80")], "n": 1}, None,
-            {"texts": None, "by": None, "n": None}]  # fmt: skip
-    broken = _as_strings(pa.array(rows, bytes_of), kind)
+    row = {"texts": [b"a\xff", None], "by": [(b"\xe9", None), (b"k", b"\xed\xa0\x80")], "n": 1}
+    broken = _as_strings(pa.array([row, None, {"texts": None, "by": None, "n": None}, row], bytes_of), kind)
     with pytest.raises(pa.ArrowInvalid):
         broken.validate(full=True)
-    replaced = with_java_texts(broken)
-    replaced.validate(full=True)
-    assert replaced.type == kind and replaced.to_pylist() == [
-        {"texts": ["a\ufffd", None], "by": [("\ufffd", None), ("k", "\ufffd")], "n": 1},
-        None,
-        {"texts": None, "by": None, "n": None},
-    ]
+    shown = {"texts": ["a\ufffd", None], "by": [("\ufffd", None), ("k", "\ufffd")], "n": 1}
+    expected = [shown, None, {"texts": None, "by": None, "n": None}, shown]
+    for start in range(len(expected)):
+        replaced = with_java_texts(broken.slice(start))
+        replaced.validate(full=True)
+        assert replaced.type == kind and replaced.to_pylist() == expected[start:]
+        for name in ("texts", "by"):  # which are slices then
+            inner = with_java_texts(broken.field(name).slice(start))
+            assert inner.to_pylist() == replaced.field(name).to_pylist()
 
 
 def _as_strings(values: pa.Array, kind: pa.DataType) -> pa.Array:
