@@ -27,7 +27,7 @@ from headgate.connectors.pulsar.client import (
     user_and_password,
 )
 from headgate.connectors.pulsar.entries import Holds, holds
-from headgate.connectors.pulsar.jobs import in_parallel
+from headgate.connectors.pulsar.jobs import Parallel
 from headgate.connectors.pulsar.ledgers import Ledger, Ledgers
 from headgate.connectors.pulsar.oauth2 import ClientCredentials
 from headgate.connectors.pulsar.position import Position
@@ -62,6 +62,7 @@ class PulsarAdmin:
             _NoRedirection(), urllib.request.HTTPSHandler(context=_tls(properties))
         )
         self._properties = properties
+        self._entries = Parallel(_ENTRIES_AT_ONCE)
         self._has_transactions = True  # until the brokers say that they have none
         oauth2 = oauth2_parameters(properties)
         self._grant = oauth2 and ClientCredentials(oauth2, self._opener, config.timeout_ms / 1000)
@@ -164,7 +165,7 @@ class PulsarAdmin:
             found: Holds | None = self._ask("GET", f"/{_path(topic)}/ledger/{ledger}/entry/{entry}", read=_held)
             return found
 
-        return in_parallel([partial(ask, *each) for each in wanted], _ENTRIES_AT_ONCE)
+        return self._entries.results([partial(ask, *each) for each in wanted])
 
     def _ask(
         self, method: str, path: str, body: Any = None, *, conflict_ok: bool = False, version: str = "v2",

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import queue
 import threading
+import weakref
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 Event = Callable[[], None]
 """What is to be done on the owner's thread."""
-
-_WAIT_MS = 1000
+_Answer = tuple[int, Any, Exception | None]
+_Calls = queue.SimpleQueue[tuple[int, Callable[[], Any], queue.SimpleQueue[_Answer]] | None]
 
 
 class Jobs:
@@ -84,25 +84,55 @@ class Jobs:
             job()
 
 
-def in_parallel(work: Sequence[Callable[[], T]], threads: int) -> list[T]:
-    """Run calls on so many threads at most, and return their results in order; raise the first error. Blocks.
+class Parallel:
+    """Threads that make calls for others, which wait for them. They end when nobody has this object any more.
 
-    Unlike those of an executor of Python's, its threads hold up no process that ends.
+    Unlike those of an executor of Python's, they hold up no process that ends.
+
+    Parameters
+    ----------
+    threads
+        How many there are at most. They are started when there is work for them, and stay.
     """
-    if len(work) == 1:
-        return [work[0]()]
-    results: dict[int, tuple[Any, Exception | None]] = {}
 
-    def note(number: int, result: Any, error: Exception | None) -> None:
-        results[number] = result, error
+    def __init__(self, threads: int) -> None:
+        self._most = threads
+        self._lock = threading.Lock()
+        self._started = 0  # guarded by lock
+        self._calls: _Calls = queue.SimpleQueue()
+        weakref.finalize(self, _end, self._calls, threads).atexit = False
 
-    jobs = Jobs(threads)
-    for number, each in enumerate(work):
-        jobs.run(each, partial(note, number))
-    while len(results) < len(work):
-        jobs.wait(_WAIT_MS)
-    jobs.close()
-    for _, error in results.values():
-        if error is not None:
-            raise error
-    return [results[number][0] for number in range(len(work))]
+    def results(self, work: Sequence[Callable[[], T]]) -> list[T]:
+        """Return what calls return, in their order, or raise the first error. Blocks; any thread may call it."""
+        if len(work) == 1:
+            return [work[0]()]
+        with self._lock:
+            while self._started < min(self._most, len(work)):
+                self._started += 1
+                threading.Thread(target=_make, args=(self._calls,), name="headgate-pulsar-call", daemon=True).start()
+        answers: queue.SimpleQueue[_Answer] = queue.SimpleQueue()
+        for number, each in enumerate(work):
+            self._calls.put((number, each, answers))
+        results: dict[int, Any] = {}
+        failed: Exception | None = None
+        for _ in work:
+            number, results[number], error = answers.get()
+            failed = failed or error
+        if failed is not None:
+            raise failed
+        return [results[number] for number in range(len(work))]
+
+
+def _make(calls: _Calls) -> None:
+    while (call := calls.get()) is not None:
+        number, work, answers = call
+        try:
+            answers.put((number, work(), None))
+        except Exception as error:
+            answers.put((number, None, error))
+        del call, work  # by which it might have the object whose end is its own
+
+
+def _end(calls: _Calls, threads: int) -> None:
+    for _ in range(threads):
+        calls.put(None)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.connectors.pulsar.entries import Entry, entries_of, holds, passed_over
-from headgate.connectors.pulsar.jobs import in_parallel
+from headgate.connectors.pulsar.jobs import Parallel
 from headgate.connectors.pulsar.ledgers import Ledger, Ledgers
 from headgate.connectors.pulsar.position import Position
 from tests.unit.connectors.pulsar.messages import Message, MessageId
@@ -79,15 +79,29 @@ def test_what_an_entry_holds(headers: dict[str, str], expected: str) -> None:
     assert holds(answer) == expected
 
 
-def test_calls_in_parallel_return_in_order_or_raise() -> None:
+def test_calls_in_parallel_return_in_order_on_threads_that_stay_until_nobody_has_them() -> None:
     both = threading.Barrier(2, timeout=60)
+    threads: set[threading.Thread] = set()
 
     def one(number: int) -> int:
+        threads.add(threading.current_thread())
         both.wait()
         return number
 
-    assert in_parallel([partial(one, number) for number in range(6)], 2) == list(range(6))
+    parallel = Parallel(2)
+    for _ in range(3):
+        assert parallel.results([partial(one, number) for number in range(6)]) == list(range(6))
+    assert len(threads) == 2
+    del parallel
+    for each in threads:
+        each.join(60)
+        assert not each.is_alive()
+
+
+def test_calls_in_parallel_raise() -> None:
+    parallel = Parallel(2)
     with pytest.raises(ZeroDivisionError):
-        in_parallel([lambda: 1, lambda: 1 // 0, lambda: 3], 2)
+        parallel.results([lambda: 1, lambda: 1 // 0, lambda: 3])
     with pytest.raises(ZeroDivisionError):
-        in_parallel([lambda: 1 // 0], 2)
+        parallel.results([lambda: 1 // 0])
+    assert parallel.results([lambda: 1, lambda: 2]) == [1, 2], "as if nothing had been"
