@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Self
 
@@ -64,8 +64,12 @@ class KafkaWriter:
         self._producer = self._make_producer()
 
     def _settings(self) -> dict[str, Any]:
+        return self._fitting({})
+
+    def _fitting(self, defaults: Mapping[str, int], *, transactional: bool = False) -> dict[str, Any]:
         user = self._sink.client.producer()
-        return fit_producer(_DEFAULTS | {"linger.ms": self._linger_ms} | user, user)
+        settings = {**_DEFAULTS, "linger.ms": self._linger_ms, **defaults, **user}
+        return fit_producer(settings, user, transactional=transactional)
 
     def _make_producer(self) -> Producer:
         from confluent_kafka import KafkaException, Producer

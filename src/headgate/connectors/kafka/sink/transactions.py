@@ -21,7 +21,7 @@ import msgspec
 import pyarrow as pa
 
 from headgate.connectors.kafka.client_calls import CallOverdueError, T, call_within
-from headgate.connectors.kafka.client_limits import fit_consumer, fit_producer
+from headgate.connectors.kafka.client_limits import fit_consumer
 from headgate.connectors.kafka.consumer import client_log
 from headgate.connectors.kafka.sink.options import NAME, KafkaSink
 from headgate.connectors.kafka.sink.producer import KafkaWriter, sink_error
@@ -142,8 +142,7 @@ class TransactionalWriter(KafkaWriter):
             ) from None  # fmt: skip
 
     def _settings(self) -> dict[str, Any]:
-        settings = {"transaction.timeout.ms": _TRANSACTION_TIMEOUT_MS} | super()._settings()
-        fitting = fit_producer(settings, self._sink.client.producer(), transactional=True)
+        fitting = self._fitting({"transaction.timeout.ms": _TRANSACTION_TIMEOUT_MS}, transactional=True)
         return fitting | {"transactional.id": self._name}
 
     def marker(self) -> Marker | None:
