@@ -8,6 +8,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
+LATEST_MS = 253_402_300_799_999
+"""The last millisecond of the year 9999: what a producer sets beyond it is in a smaller unit than milliseconds."""
 UNITS_PER_SECOND = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
 """How many of a timestamp type's units make a second, by the unit's name."""
 

@@ -17,6 +17,7 @@ from headgate.connectors.kafka.records import Records, Wanted
 from headgate.errors import BadDataError, OptionError
 from headgate.formats.json_values import JsonValues
 from headgate.formats.shared_options import PERMISSIVE
+from headgate.source.event_time import LATEST_MS
 
 _HEADERS = pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())])))
 _TYPES: dict[str, pa.DataType] = {
@@ -31,6 +32,8 @@ _TYPES: dict[str, pa.DataType] = {
 }
 _ANY_COLUMN = pa.schema([("", pa.string())])
 """What is parsed where only `mode` wants to know about values: a batch without columns would have no rows."""
+_LARGEST_MS = (2**63 - 1) // 1000
+"""The largest number of milliseconds that a timestamp of Spark's can have, and minus the smallest."""
 _SQL_TYPES = {
     "key": "BINARY",
     "value": "BINARY",
@@ -80,6 +83,9 @@ class KafkaColumns:
             if len(parsed) or options["mode"] != PERMISSIVE:
                 self._values = JsonValues(parsed if len(parsed) else _ANY_COLUMN, options, time_zone or "UTC")
         names = {name for _, name in self._own}
+        stamps = [schema.field(index).name.lower() for index, name in self._own if name == "timestamp"]
+        is_event_time = str(options.get("eventTimeColumn")).lower() in stamps
+        self._latest_ms = (LATEST_MS if is_event_time else _LARGEST_MS) if stamps else None
         parse = self._values is not None
         self.wanted = Wanted(
             keys="key" in names,
@@ -107,7 +113,7 @@ class KafkaColumns:
         Raises
         ------
         BadDataError
-            A value is malformed and ``mode`` is ``FAILFAST``, or a timestamp is out of Spark's range; with ``topic``,
+            A value is malformed and ``mode`` is ``FAILFAST``, or a timestamp is not in milliseconds; with ``topic``,
             ``partition`` and ``offset``.
         """
         if not len(records.offsets):
@@ -120,6 +126,8 @@ class KafkaColumns:
                 return None, kept
             for index, array in zip(self._parsed, values.columns, strict=bool(self._parsed)):
                 arrays[index] = array
+        if self._latest_ms is not None:
+            _check_times(records, self._latest_ms)
         for index, name in self._own:
             array = _COLUMNS[name](records)
             arrays[index] = array if kept is None else array.filter(kept)
@@ -162,16 +170,24 @@ def _no_column(field: pa.Field, allowed: list[str], include_headers: bool) -> Op
     )  # fmt: skip
 
 
-def _timestamps(records: Records) -> pa.Array:
-    millis = pa.array(records.timestamps_ms, pa.timestamp("ms", "UTC"))
-    try:
-        return millis.cast(_TYPES["timestamp"])
-    except pa.ArrowInvalid as error:
-        raise BadDataError(
-            f"A record of {records.source} between the offsets {records.offsets[0]} and {records.offsets[-1]} has a "
-            "timestamp that is too large for Spark: leave the timestamp column out.",
-            topic=records.source.topic, partition=records.source.partition, offset=int(records.offsets[0]),
-        ) from error  # fmt: skip
+def _check_times(records: Records, latest_ms: int) -> None:
+    """Refuse what producers set that is no time in milliseconds: nobody has checked it."""
+    millis = records.timestamps_ms
+    assert millis is not None
+    wrong = (millis > latest_ms) | (millis < -_LARGEST_MS)
+    if not wrong.any():
+        return
+    place = int(wrong.argmax())
+    name, facts = records.where(place)
+    limit, instead = "that Spark can show", "without the column timestamp"
+    if latest_ms == LATEST_MS:
+        limit, instead = "of a year up to 9999, as event time has to be", "with another event time"
+    raise BadDataError(
+        f"The timestamp {name} is {millis[place]}, which is no time in milliseconds since 1970-01-01 {limit}. Correct "
+        "what its producer sets, or set the topic's message.timestamp.type to LogAppendTime; "
+        f"{instead} the record can be read.",
+        **facts,
+    )
 
 
 _COLUMNS: dict[str, Callable[[Records], pa.Array]] = {
@@ -180,7 +196,7 @@ _COLUMNS: dict[str, Callable[[Records], pa.Array]] = {
     "topic": lambda records: pa.repeat(pa.scalar(records.source.topic), len(records.offsets)),
     "partition": lambda records: pa.repeat(pa.scalar(records.source.partition, pa.int32()), len(records.offsets)),
     "offset": lambda records: pa.array(records.offsets),
-    "timestamp": _timestamps,
+    "timestamp": lambda records: pa.array(records.timestamps_ms, pa.timestamp("ms", "UTC")).cast(_TYPES["timestamp"]),
     "timestampType": lambda records: pa.array(records.timestamp_types),
     "headers": lambda records: records.headers.cast(_HEADERS) if records.headers is not None else None,
 }

@@ -55,6 +55,7 @@ from headgate.connectors.kafka.split_reader import reading_settings
 from headgate.enumerators.partition import TopicPartition
 from headgate.errors import SourceUnavailableError
 from headgate.formats.shared_options import PERMISSIVE
+from headgate.source.event_time import LATEST_MS
 
 if TYPE_CHECKING:
     from headgate.connectors.kafka.client_config import ClientConfig
@@ -85,15 +86,15 @@ class EventTimes(Protocol):
 
 
 class TimeStamps:
-    """The records' own time stamps: each has one."""
+    """The records' own time stamps."""
 
     wanted = Wanted(keys=False, values=False)
     most_without = 1
 
     def of(self, records: Records) -> npt.NDArray[np.int64]:
-        """Return the time stamps."""
+        """Return the time stamps, but for those that are not in milliseconds: the task refuses these."""
         assert records.timestamps_ms is not None
-        return records.timestamps_ms
+        return np.where(records.timestamps_ms <= LATEST_MS, records.timestamps_ms, _NO_TIME)
 
 
 class FieldOfValues:

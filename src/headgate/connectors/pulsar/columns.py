@@ -21,6 +21,7 @@ from headgate.connectors.pulsar.position import after_message
 from headgate.connectors.pulsar.schemas import AvroValues, TopicSchemas
 from headgate.errors import BadDataError, OptionError
 from headgate.formats.json_values import JsonValues
+from headgate.source.event_time import LATEST_MS
 
 _PROPERTIES = pa.map_(pa.string(), pa.string())
 _TIME = pa.timestamp("us", "UTC")
@@ -52,8 +53,6 @@ _RECORDS = ("JSON", "AVRO")
 _DAY_MS = 86_400_000
 _LARGEST = {"date": (2**31 - 1) * _DAY_MS, "timestamp": (2**63 - 1) // 1000}
 """The largest number of milliseconds that a column of this type can have, and minus the smallest."""
-_LATEST_MS = 253_402_300_799_999
-"""The last millisecond of the year 9999. A larger number is none of milliseconds, but of a smaller unit."""
 
 
 def value_fields(schema: Mapping[str, Any] | None, topic: str) -> list[pa.Field]:
@@ -363,7 +362,7 @@ def event_time_ms(message: Any) -> int | None:
 
 def is_time(millis: int) -> bool:
     """Return whether a time may be one in milliseconds: what producers set is not checked by anybody."""
-    return millis <= _LATEST_MS
+    return millis <= LATEST_MS
 
 
 def _publish_time_ms(message: Any) -> int:

@@ -14,7 +14,12 @@ from headgate.formats.json_values import JSON_OPTIONS
 from headgate.source.options import Options, OptionSpec, boolean, text
 from local.records import records_of
 
-SPECS = (*JSON_OPTIONS, OptionSpec("valueFormat", text, "binary"), OptionSpec("includeHeaders", boolean, False))
+SPECS = (
+    *JSON_OPTIONS,
+    OptionSpec("valueFormat", text, "binary"),
+    OptionSpec("includeHeaders", boolean, False),
+    OptionSpec("eventTimeColumn", text, None),
+)
 UTC = pa.timestamp("us", "UTC")
 
 
@@ -94,16 +99,36 @@ def test_other_columns_are_an_error_that_names_them(name: str, kind: pa.DataType
     assert caught.value.column == name
 
 
-def test_a_timestamp_beyond_sparks_range_is_an_error() -> None:
-    records = Records(
-        TopicPartition("t", 1),
-        np.array([5]),
-        timestamps_ms=np.array([2**62]),
-        timestamp_types=np.array([0], np.int32),
-    )
-    with pytest.raises(BadDataError, match=r"t-1.*timestamp") as caught:
-        make(pa.schema([("timestamp", UTC)])).rows(records)
-    assert caught.value.facts == {"topic": "t", "partition": 1, "offset": 5}
+MICROSECONDS = 1_764_316_800_000_000
+"""Since 1970-01-01, of 2025: in milliseconds of the year 57,879."""
+
+
+def stamped(millis: int) -> Records:
+    times, kinds = np.array([1000, millis]), np.zeros(2, np.int32)
+    return Records(TopicPartition("t", 1), np.array([5, 9]), timestamps_ms=times, timestamp_types=kinds)
+
+
+@pytest.mark.parametrize(
+    ("millis", "raw", "instead"),
+    [
+        (1000 * MICROSECONDS, {}, "without the column timestamp"),
+        (-(2**62), {}, "without the column timestamp"),
+        (MICROSECONDS, {"eventTimeColumn": "Timestamp"}, "with another event time"),
+    ],
+)
+def test_a_timestamp_that_is_not_in_milliseconds_is_an_error(millis: int, raw: dict[str, str], instead: str) -> None:
+    says = rf"timestamp at offset 9 of partition 1 of the topic 't' is {millis}, .*; {instead} the record can be read"
+    with pytest.raises(BadDataError, match=says) as caught:
+        make(pa.schema([("timestamp", UTC)]), **raw).rows(stamped(millis))
+    assert caught.value.facts == {"topic": "t", "partition": 1, "offset": 9}
+    make(pa.schema([("timestampType", pa.int32())]), **raw).rows(stamped(millis))
+
+
+@pytest.mark.parametrize("raw", [{}, {"valueFormat": "json", "eventTimeColumn": "at"}], ids=str)
+def test_a_timestamp_that_moves_no_watermark_is_what_spark_shows(raw: dict[str, str]) -> None:
+    name = "_timestamp" if raw else "timestamp"
+    batch, _ = make(pa.schema([(name, UTC)]), **raw).rows(stamped(MICROSECONDS))
+    assert batch.column(0).cast(pa.int64()).to_pylist() == [1_000_000, 1000 * MICROSECONDS]
 
 
 def test_fields_of_json_beside_kafkas_columns() -> None:

@@ -63,6 +63,12 @@ def test_the_first_record_ends_a_look_for_any() -> None:
     assert (walk.found, walk.left) == ({A: NextRecord(7, 30)}, {B: 5})
 
 
+def test_a_time_stamp_that_is_not_in_milliseconds_holds_nothing_back() -> None:
+    walk = _Walk(TimeStamps(), {A: 5, B: 5}, {A: 20, B: 20}, MIN_WATERMARK_MS + 1, 1)
+    assert walk.note(Consumed([records([7], [2**50]), records([7, 8], [2**50, 30], B)], [])) == [A, B]
+    assert walk.found == {A: NextRecord(8, None), B: NextRecord(8, 30)}, "the task that reads it refuses it"
+
+
 def test_a_look_ends_at_the_first_record_that_is_late_enough() -> None:
     walk = _Walk(TimeStamps(), {A: 5}, {A: 20}, 100, 50)
     assert walk.note(Consumed([records([5, 6, 9], [1, 99, 2])], [])) == []
