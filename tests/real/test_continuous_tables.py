@@ -7,11 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import headgate
 from headgate.errors import OptionError, UnsupportedOperationError
+from headgate.spark.continuous.tables import TableSink, table_for
 from tests.real.running_queries import PATIENCE_S, stop_all
 
 
@@ -93,3 +96,20 @@ def test_what_is_refused(spark: SparkSession, tmp_path: Path, name: str) -> None
     finally:
         spark.sql(f"DROP VIEW {name}_view")
         spark.catalog.dropTempView(f"view_{name}")
+
+
+def test_columns_whose_names_differ_in_case_are_two_where_the_session_says_so(spark: SparkSession, name: str) -> None:
+    schema = pa.schema({"n": pa.int64(), "N": pa.string()})
+    spark.conf.set("spark.sql.caseSensitive", "true")
+    try:
+        table = table_for(spark, name, "json", schema, ["N"], {})
+        assert spark.table(name).schema.simpleString() == "struct<n:bigint,N:string>"
+        TableSink(spark, table, "json", {}, schema, "UTC")
+        with pytest.raises(OptionError, match="partitioned by N"):
+            table_for(spark, name, "json", schema, ["n"], {})
+        with pytest.raises(OptionError, match="Select and cast"):
+            table_for(spark, name, "json", pa.schema({"N": pa.int64(), "n": pa.string()}), (), {})
+    finally:
+        spark.conf.unset("spark.sql.caseSensitive")
+    with pytest.raises(OptionError, match=r"unless spark\.sql\.caseSensitive is true"):
+        TableSink(spark, msgspec.structs.replace(table, partition_by=()), "json", {}, schema, "UTC")

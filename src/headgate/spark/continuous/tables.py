@@ -19,7 +19,9 @@ from headgate.connectors.files.sink.committer import FilesCommitter
 from headgate.connectors.files.sink.partition_folders import partition_columns
 from headgate.connectors.files.sink.sink import FilesSink
 from headgate.errors import OptionError, UnsupportedOperationError
+from headgate.formats.names import Names
 from headgate.spark.analyzed.scala import class_named
+from headgate.spark.continuous.settings import session_case_sensitive
 from headgate.spark.continuous.sinks import FILE_FORMATS
 
 if TYPE_CHECKING:
@@ -68,13 +70,14 @@ def table_for(
         Its format, columns or partition columns are others than those of the query.
     """
     catalog: Any = spark._jsparkSession.sessionState().catalog()
+    names = Names(session_case_sensitive(spark))
     identifier = _identifier(spark, name)
     if catalog.isTempView(identifier):
         raise _unsupported(name, f"Temporary view {name} doesn't support streaming write.")
     if not catalog.tableExists(identifier):
         if file_format not in FILE_FORMATS:
             raise _unsupported(name, _only_files(name, file_format))
-        partition_columns(file_format, partition_by, schema)
+        partition_columns(file_format, partition_by, schema, names)
         _create(spark, name, file_format, schema, partition_by, options)
     metadata = catalog.getTableMetadata(identifier)
     if metadata.tableType().name() == "VIEW":
@@ -89,13 +92,13 @@ def table_for(
         raise _unsupported(name, _only_files(name, provider))
     collections = class_named("scala.jdk.javaapi.CollectionConverters")
     columns = tuple(collections.asJava(metadata.partitionColumnNames()))
-    if partition_by and [each.lower() for each in partition_by] != [each.lower() for each in columns]:
+    if partition_by and list(map(names.key, partition_by)) != list(map(names.key, columns)):
         raise OptionError(
             f"partitionBy names {', '.join(partition_by)}, and the table {name} is partitioned by "
             f"{', '.join(columns) or 'no column'}.",
             option="partitionBy", value=list(partition_by),
         )  # fmt: skip
-    _check_columns(name, json.loads(metadata.schema().json()), schema, columns, by_place=provider == "csv")
+    _check_columns(name, json.loads(metadata.schema().json()), schema, columns, names, by_place=provider == "csv")
     stored = dict(collections.asJava(metadata.storage().properties()))
     given = {key: value for key, value in stored.items() if key.lower() not in _OF_THE_TABLE}
     return Table(name=name, location=_path(metadata.location()), partition_by=columns, options=given)
@@ -156,19 +159,25 @@ def _quoted(text: str) -> str:
 
 
 def _check_columns(
-    name: str, stored: dict[str, Any], schema: pa.Schema, partition_by: Sequence[str], *, by_place: bool
+    name: str,
+    stored: dict[str, Any],
+    schema: pa.Schema,
+    partition_by: Sequence[str],
+    names: Names,
+    *,
+    by_place: bool,
 ) -> None:
     from pyspark.sql.types import StructType
 
     from headgate.spark.compatibility import from_arrow_schema
 
-    partitions = {each.lower() for each in partition_by}
+    partitions = set(map(names.key, partition_by))
 
     def spelled(columns: StructType) -> list[str]:
-        of_files = [each for each in columns if each.name.lower() not in partitions]
-        of_folders = [each for each in columns if each.name.lower() in partitions]
-        texts = [f"{each.name.lower()} {each.dataType.simpleString()}" for each in of_files]
-        return [*(texts if by_place else sorted(texts)), *sorted(each.name.lower() for each in of_folders)]
+        of_files = [each for each in columns if names.key(each.name) not in partitions]
+        of_folders = [each for each in columns if names.key(each.name) in partitions]
+        texts = [f"{names.key(each.name)} {each.dataType.simpleString()}" for each in of_files]
+        return [*(texts if by_place else sorted(texts)), *sorted(names.key(each.name) for each in of_folders)]
 
     wanted, found = StructType.fromJson(stored), from_arrow_schema(schema)
     if spelled(wanted) != spelled(found):
@@ -212,8 +221,9 @@ class TableSink(FilesSink):
         time_zone: str,
     ) -> None:
         super().__init__(
-            name, {**table.options, **options, "path": table.location}, schema, table.partition_by, time_zone
-        )
+            name, {**table.options, **options, "path": table.location}, schema, table.partition_by, time_zone,
+            session_case_sensitive(spark),
+        )  # fmt: skip
         self._spark: SparkSession | None = spark
         self._table = table.name
 
