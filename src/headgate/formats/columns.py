@@ -72,6 +72,20 @@ def _spark_nested_type(data_type: pa.DataType) -> pa.DataType:
     return data_type
 
 
+def with_leaves(data_type: pa.DataType, leaf: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    """Return a type with ``leaf`` of each that is no struct, map or list in its place; lists of any kind are plain."""
+    types = pa.types
+    if types.is_struct(data_type):
+        return pa.struct([each.with_type(with_leaves(each.type, leaf)) for each in data_type])
+    if types.is_map(data_type):
+        entry = (data_type.key_field, data_type.item_field)
+        return pa.map_(*(each.with_type(with_leaves(each.type, leaf)) for each in entry))
+    if types.is_list(data_type) or types.is_large_list(data_type) or types.is_fixed_size_list(data_type):
+        values = data_type.value_field
+        return pa.list_(values.with_type(with_leaves(values.type, leaf)))
+    return leaf(data_type)
+
+
 def match_columns(
     file_names: Sequence[str], wanted: pa.Schema, path: str, case_sensitive: bool = False
 ) -> list[str | None]:

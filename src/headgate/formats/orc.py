@@ -16,7 +16,7 @@ from pyarrow import orc
 
 from headgate.errors import BadDataError
 from headgate.formats.base import UnitFile, UnitFormat
-from headgate.formats.columns import ColumnFitter, spark_schema
+from headgate.formats.columns import ColumnFitter, spark_schema, with_leaves
 from headgate.formats.names import Names
 from headgate.formats.values_datetime import Zone, zone_of
 from headgate.source.options import OptionSpec, boolean, text
@@ -112,17 +112,11 @@ def _width(data_type: pa.DataType) -> int:
 def infer_orc_schema(file: pa.NativeFile, path: str) -> pa.Schema:
     """Return the columns of a file as Spark would infer them."""
     found = spark_schema(_open(file, path).schema)
-    return pa.schema([field.with_type(_with_instants(field.type)) for field in found])
+    return pa.schema([field.with_type(with_leaves(field.type, _as_instant)) for field in found])
 
 
-def _with_instants(data_type: pa.DataType) -> pa.DataType:
-    """Return a type of `spark_schema` with instants in place of local times: to Spark, ORC's timestamps are those."""
-    if pa.types.is_struct(data_type):
-        return pa.struct([field.with_type(_with_instants(field.type)) for field in data_type.fields])
-    if pa.types.is_map(data_type):
-        return pa.map_(_with_instants(data_type.key_type), _with_instants(data_type.item_type))
-    if pa.types.is_list(data_type):
-        return pa.list_(_with_instants(data_type.value_type))
+def _as_instant(data_type: pa.DataType) -> pa.DataType:
+    """Return instants in place of local times: to Spark, ORC's timestamps are those."""
     return pa.timestamp("us", "UTC") if pa.types.is_timestamp(data_type) else data_type
 
 

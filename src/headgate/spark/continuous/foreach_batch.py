@@ -38,6 +38,7 @@ from headgate.connectors.files.sink.staged_files import (
 )
 from headgate.connectors.files.sink.writer import FilesWriter, as_sink_error
 from headgate.errors import HeadgateError, OptionError, SinkError, UserFunctionError
+from headgate.formats.columns import with_leaves
 from headgate.formats.file_systems import resolve_paths
 from headgate.formats.names import Names
 from headgate.protocol.operator_context import OperatorContext
@@ -248,18 +249,13 @@ def _as_staged(schema: pa.Schema) -> pa.Schema:
 
 
 def _staged_type(kind: pa.DataType) -> pa.DataType:
+    return with_leaves(kind, _staged_leaf)
+
+
+def _staged_leaf(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_duration(kind):
         return pa.int64()
-    if pa.types.is_null(kind):
-        return pa.bool_()
-    if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_staged_type(field.type)) for field in kind])
-    if pa.types.is_map(kind):
-        key, item = (field.with_type(_staged_type(field.type)) for field in (kind.key_field, kind.item_field))
-        return pa.map_(key, item)
-    if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_staged_type(kind.value_type)))
-    return kind
+    return pa.bool_() if pa.types.is_null(kind) else kind
 
 
 def _restored(staged: Column, kind: pa.DataType) -> Column:

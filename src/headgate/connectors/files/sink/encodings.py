@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from headgate.connectors.files.sink.csv_lines import CsvDialect, check_csv_type, csv_header, csv_lines
 from headgate.connectors.files.sink.json_lines import check_json_type, json_lines
+from headgate.formats.columns import with_leaves
 
 _GROUP_BYTES = 64 * 1024 * 1024
 _SLICE_BYTES = 16 * 1024 * 1024
@@ -215,13 +216,12 @@ class CsvEncoding(_TextEncoding):
 
 def stored_schema(schema: pa.Schema) -> pa.Schema:
     """Return the schema with the types in files: times as Spark has them, no dictionaries, no metadata of others."""
-    return pa.schema([field.with_type(stored_type(field.type)).remove_metadata() for field in schema])
+    return pa.schema([field.with_type(with_leaves(field.type, _stored_leaf)).remove_metadata() for field in schema])
 
 
-def stored_type(data_type: pa.DataType) -> pa.DataType:
-    """Return the type that values have in files."""
+def _stored_leaf(data_type: pa.DataType) -> pa.DataType:
     if pa.types.is_dictionary(data_type):
-        return stored_type(data_type.value_type)
+        return with_leaves(data_type.value_type, _stored_leaf)
     if pa.types.is_timestamp(data_type):
         return pa.timestamp("us", None if data_type.tz is None else "UTC")
     if pa.types.is_date64(data_type):
@@ -230,14 +230,6 @@ def stored_type(data_type: pa.DataType) -> pa.DataType:
         return pa.string()
     if pa.types.is_binary_view(data_type) or pa.types.is_fixed_size_binary(data_type):
         return pa.binary()
-    if pa.types.is_struct(data_type):
-        return pa.struct([field.with_type(stored_type(field.type)) for field in data_type])
-    if pa.types.is_map(data_type):
-        item = data_type.item_field
-        return pa.map_(stored_type(data_type.key_type), item.with_type(stored_type(item.type)))
-    if pa.types.is_list(data_type) or pa.types.is_large_list(data_type) or pa.types.is_fixed_size_list(data_type):
-        values = data_type.value_field
-        return pa.list_(values.with_type(stored_type(values.type)))
     return data_type
 
 
