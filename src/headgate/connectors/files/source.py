@@ -124,7 +124,7 @@ class FilesSource(Source[FileSplit, FilesState]):
         """Return a reader that pulls one split after the other."""
         time_zone = self._time_zone() or context.time_zone or "UTC"
         names = self._names(context.case_sensitive)
-        self._check_names(context, names)
+        self.check_names(context.schema, context.case_sensitive)
         row_filter = self._row_filter(context.schema, time_zone, names)
         file_system, _ = resolve_paths(self._paths(), "path")
         settings = FileReadSettings(
@@ -223,6 +223,33 @@ class FilesSource(Source[FileSplit, FilesState]):
             "bytesBehind": sum(split.remaining().bytes or 0 for split in splits),
         }
 
+    def check_names(self, schema: pa.Schema, case_sensitive: bool | None) -> None:
+        """Refuse columns that have another meaning in a session than where `schema` inferred them, or none.
+
+        Parameters
+        ----------
+        schema
+            The columns, of which nobody knows whether they are those that this source inferred.
+        case_sensitive
+            See `SourceReaderContext`.
+
+        Raises
+        ------
+        OptionError
+            It names the option ``caseSensitive``, or two of the columns.
+        """
+        if self._folded and case_sensitive and self.options["caseSensitive"] is None:
+            raise self.options.error(
+                "caseSensitive", "is not set, and spark.sql.caseSensitive is true: load() cannot see that, and took "
+                "names that differ only in case for one. Set the option to true, or give a schema."
+            )  # fmt: skip
+        twins = self._names(case_sensitive).twins(schema)
+        if twins is not None:
+            raise self.options.error(
+                "schema", f"has {twins[0]!r} and {twins[1]!r}, which are one name unless spark.sql.caseSensitive is "
+                "true. Set that, or leave one of them out."
+            )  # fmt: skip
+
     def _paths(self) -> tuple[str, ...]:
         single: str | None = self.options["path"]
         return (*([single] if single else []), *(self.options["paths"] or ()))
@@ -235,20 +262,6 @@ class FilesSource(Source[FileSplit, FilesState]):
         """Return which names are one: as the option says, else the session, which planners of Spark's do not know."""
         option: bool | None = self.options["caseSensitive"]
         return Names(bool(session) if option is None else option)
-
-    def _check_names(self, context: SourceReaderContext, names: Names) -> None:
-        """Refuse a schema that has another meaning in this session, or none."""
-        if self._folded and context.case_sensitive and self.options["caseSensitive"] is None:
-            raise self.options.error(
-                "caseSensitive", "is not set, and spark.sql.caseSensitive is true: load() cannot see that, and took "
-                "names that differ only in case for one. Set the option to true, or give a schema."
-            )  # fmt: skip
-        twins = names.twins(context.schema)
-        if twins is not None:
-            raise self.options.error(
-                "schema", f"has {twins[0]!r} and {twins[1]!r}, which are one name unless spark.sql.caseSensitive is "
-                "true. Set that, or leave one of them out."
-            )  # fmt: skip
 
     def _check_folders(self, split: FileSplit, schema: pa.Schema) -> None:
         """Refuse a folder that the planner, which does not know the session, took for a column of another case."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from headgate.errors import HeadgateError, OptionError
+from headgate.errors import HeadgateError
 from headgate.graph.plan import PlanNode
 from headgate.graph.stage_graph import SourceDefinition
 from headgate.microbatch.watermark_options import strategy_of
@@ -21,6 +21,8 @@ from headgate.spark.continuous.settings import arrow_schema, session_case_sensit
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from headgate.connectors.files.source import FilesSource
 
 _CASE = "caseSensitive"
 
@@ -87,20 +89,20 @@ def _with_case(
     """
     if any(name.lower() == _CASE.lower() for name in given):
         return given
-    chosen = {**given, _CASE: str(case_sensitive).lower()}
     if case_sensitive and schema is not None:
-        try:
-            inferred = arrow_schema(found.make(given).schema())
-            differs = inferred == schema and arrow_schema(found.make(chosen).schema()) != schema
-        except HeadgateError:
-            return chosen  # it cannot be inferred, and so was given
-        if differs:
-            raise OptionError(
-                f"The option {_CASE!r} is not set, and spark.sql.caseSensitive is true: load() cannot see that, and "
-                "took names that differ only in case for one. Set the option to true, or give a schema.",
-                option=_CASE, value=None,
-            )  # fmt: skip
-    return chosen
+        from headgate.connectors.files.source import FilesSource
+
+        source = found.make(given)
+        if isinstance(source, FilesSource) and _infers(source, schema):
+            source.check_names(schema, case_sensitive)
+    return {**given, _CASE: str(case_sensitive).lower()}
+
+
+def _infers(source: FilesSource, schema: pa.Schema) -> bool:
+    try:
+        return bool(arrow_schema(source.schema()) == schema)
+    except HeadgateError:
+        return False  # it was given
 
 
 def _boundedness_of(options: Options, default: Boundedness) -> Boundedness:
