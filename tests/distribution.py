@@ -43,6 +43,7 @@ LONGEST = (
     "tests/real/test_kafka_sink.py",
     "tests/real/test_pulsar_stream.py",
     "tests/real/test_pulsar_source.py",
+    "tests/real/test_pulsar_losses.py",
     "tests/real/test_pulsar_broker.py",
     "tests/real/test_pulsar_sink.py",
     "tests/real/test_pulsar_sink_on_spark.py",

@@ -1,7 +1,8 @@
-"""What the tests of Pulsar share: its source without Spark, and messages of every kind beside what its client reads."""
+"""What the tests of Pulsar share: its source without Spark, messages beside what its client reads, and plans."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from typing import Any
 
@@ -9,9 +10,11 @@ import pulsar
 import pyarrow as pa
 
 from headgate.connectors.pulsar.source import PulsarSource
-from headgate.testing import SourceHarness
+from headgate.source import Boundedness, PlanLimits
+from headgate.testing import ReaderHarness, SourceHarness
 from local.pulsar_topics import Broker, Message, produce, read_topic
 
+SCHEMA = pa.schema({"value": pa.binary(), "__messageId": pa.binary(), "__eventTime": pa.timestamp("us", "UTC")})
 _COMPRESSIONS = ("NONE", "LZ4", "ZLib", "ZSTD", "SNAPPY")
 
 
@@ -31,6 +34,20 @@ def read(each: PulsarSource, schema: pa.Schema | None = None, **more: Any) -> li
 def numbers(rows: list[dict[str, Any]]) -> list[int]:
     """Return the values that are numbers, sorted."""
     return sorted(int(row["value"]) for row in rows)
+
+
+def messages(count: int, first: int = 0, **more: Any) -> list[Message]:
+    """Return messages whose values are numbers, some with a key, an event time and a property."""
+    return [
+        Message(b"%d" % number, key=f"k{number}" if number % 3 else None, event_time_ms=number * 1000 or None,
+                properties={"n": str(number)} if number % 2 else {}, **more)
+        for number in range(first, first + count)
+    ]  # fmt: skip
+
+
+def by_topic(topic: str, start: Any) -> str:
+    """Return a place of a topic, as an option has it."""
+    return json.dumps({topic: start})
 
 
 def produce_every_kind(broker: Broker, topic: str, partitions: int) -> int:
@@ -80,3 +97,25 @@ def by_message_id(rows: Iterable[dict[str, Any]]) -> dict[bytes, dict[str, Any]]
         assert message_id not in found, f"{row} is there twice"
         found[message_id] = {name: row[name] for name in row if name != "__messageId"} | times | properties
     return found
+
+
+class Plans:
+    """Plans micro-batches over a topic from its beginning, and reads them."""
+
+    def __init__(self, broker: Any, topic: str, **more: str) -> None:
+        self.source, self._again = (source(broker, topic, startingOffsets="earliest", **more) for _ in range(2))
+        with SourceHarness(self.source, boundedness=Boundedness.CONTINUOUS_UNBOUNDED) as harness:
+            harness.enumerator.run_due_calls()
+            self.splits = list(harness.enumerator.assigned[0].values())
+
+    def rows(self, limits: PlanLimits) -> list[int]:
+        """Return the values of the next micro-batch, in no order; it may be none."""
+        planned = self.source.plan_ranges(self.splits, limits, 0)
+        found: list[int] = []
+        for one in planned:
+            with ReaderHarness(self._again.create_reader, self._again.split_serializer, SCHEMA) as reader:
+                reader.add_splits(one.split)
+                found += [int(row["value"]) for row in reader.run_to_end()]
+        rests = {one.split.split_id: one.rest for one in planned}
+        self.splits = [rests.get(split.split_id) or split for split in self.splits]
+        return found
