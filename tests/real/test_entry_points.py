@@ -271,8 +271,12 @@ def test_the_sessions_case_of_names_reaches_the_tasks(spark: SparkSession, tmp_p
         query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
         query.awaitTermination(60)
         assert sorted(spark.table("case_of_names").collect()) == [(2, True), (3, True)]
+        inferred = spark.read.format("headgate.files").option("fileFormat", "parquet").load(str(tmp_path / "in"))
+        assert set(inferred.collect()) == {(1, 2), (None, 3)}
     with pytest.raises(Exception, match=r"'B' could be any of \['b', 'B'\]"):
         read(spark.read).collect()
+    with pytest.raises(Exception, match="'b' and 'B' differ in nothing but case"):
+        inferred.collect()
 
 
 @pytest.mark.spark_since("available-now")

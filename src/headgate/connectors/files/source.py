@@ -28,7 +28,7 @@ from headgate.connectors.files.partitions import infer_partition_fields
 from headgate.connectors.files.row_limits import plan_rows
 from headgate.connectors.files.split import SPLIT_SERIALIZER, FileSplit
 from headgate.connectors.files.split_reader import FileSplitReader
-from headgate.errors import BadDataError, HeadgateError
+from headgate.errors import HeadgateError, OptionError
 from headgate.formats.arrow_ipc import ArrowFormat
 from headgate.formats.base import DocumentFormat, LineFormat
 from headgate.formats.csv import CsvDocumentFormat, CsvFormat
@@ -101,15 +101,9 @@ class FilesSource(Source[FileSplit, FilesState]):
         by_path = sorted(files, key=lambda each: each.path)
         folders = infer_partition_fields((each.partitions for each in by_path), self._time_zone() or "UTC", names)
         schema = _with_folders(data, folders, names)
-        twins = names.twins(schema)
-        if twins is not None:
-            raise BadDataError(
-                f"headgate.files: the files have {twins[0]!r} and {twins[1]!r}, which differ in nothing but case and "
-                "are one column in Spark, unless spark.sql.caseSensitive is true: set that, and the option "
-                "'caseSensitive' too, or give a schema that has one of them.",
-                path=None, byte_offset=None,
-            )  # fmt: skip
         self._folded = names.folded
+        if self.options["caseSensitive"] is not None:
+            self.check_names(schema, None)  # else whoever reads them does, and knows the session
         return schema
 
     def create_enumerator(self, context: SplitEnumeratorContext[FileSplit]) -> FilesEnumerator:
@@ -245,9 +239,10 @@ class FilesSource(Source[FileSplit, FilesState]):
             )  # fmt: skip
         twins = self._names(case_sensitive).twins(schema)
         if twins is not None:
-            raise self.options.error(
-                "schema", f"has {twins[0]!r} and {twins[1]!r}, which are one name unless spark.sql.caseSensitive is "
-                "true. Set that, or leave one of them out."
+            raise OptionError(
+                f"{self.name}: the columns {twins[0]!r} and {twins[1]!r} differ in nothing but case, and are one in "
+                "Spark unless spark.sql.caseSensitive is true. Set that, or give a schema that has one of them.",
+                source=self.name, option="schema", value=None,
             )  # fmt: skip
 
     def _paths(self) -> tuple[str, ...]:

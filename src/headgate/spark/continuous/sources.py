@@ -85,15 +85,16 @@ def _with_case(
     Raises
     ------
     OptionError
-        ``load()``, which does not see the session, inferred the columns as if case did not count, and it does.
+        ``load()``, which does not see the session, inferred the columns as if case did not count, and it does; or two
+        that are one where it does not.
     """
     if any(name.lower() == _CASE.lower() for name in given):
         return given
-    if case_sensitive and schema is not None:
+    if schema is not None:
         from headgate.connectors.files.source import FilesSource
 
         source = found.make(given)
-        if isinstance(source, FilesSource) and _infers(source, schema):
+        if isinstance(source, FilesSource) and (not case_sensitive or _infers(source, schema)):
             source.check_names(schema, case_sensitive)
     return {**given, _CASE: str(case_sensitive).lower()}
 

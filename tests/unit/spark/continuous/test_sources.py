@@ -34,6 +34,13 @@ def test_columns_that_load_inferred_as_one_are_refused_where_the_session_has_two
     assert _with_case(FILES, given, inferred, case_sensitive=False)["caseSensitive"] == "false"
 
 
+def test_two_names_are_one_where_the_session_says_so(given):
+    schema = pa.schema([("ID", pa.int64()), ("id", pa.int64())])
+    assert _with_case(FILES, given, schema, case_sensitive=True) == {**given, "caseSensitive": "true"}
+    with pytest.raises(OptionError, match="'ID' and 'id' differ in nothing but case"):
+        _with_case(FILES, given, schema, case_sensitive=False)
+
+
 def test_what_cannot_be_inferred_was_given(tmp_path):
     given = {"path": str(tmp_path / "nothing"), "fileFormat": "json"}
     assert _with_case(FILES, given, pa.schema([("a", pa.int64())]), True) == {**given, "caseSensitive": "true"}
