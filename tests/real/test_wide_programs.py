@@ -39,19 +39,20 @@ PROGRAMS: list[tuple[Program, int]] = [(_aggregates, 1), (_expressions, 1), (_by
 
 
 @contextmanager
-def _counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Yield the calls of this thread into Java's process meanwhile, but for those that let it forget an object."""
-    sent: list[str] = []
+def _counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Yield how long the answers to calls of this thread into Java are, but for those that let it forget an object."""
+    answers: list[int] = []
     send, thread = ClientServerConnection.send_command, threading.get_ident()
 
     def noted(connection: object, command: str) -> object:
+        answer = send(connection, command)
         if threading.get_ident() == thread and not command.startswith(MEMORY_COMMAND_NAME):
-            sent.append(command)
-        return send(connection, command)
+            answers.append(len(answer))
+        return answer
 
     with monkeypatch.context() as patch:
         patch.setattr(ClientServerConnection, "send_command", noted)
-        yield sent
+        yield answers
 
 
 @pytest.mark.parametrize(("program", "per_column"), PROGRAMS)
@@ -63,7 +64,8 @@ def test_calls_grow_with_the_program(
     calls = []
     for count in (10, 10, 20, 40):  # the first time some things are asked that are then known
         frame = program(rows, count)
-        with _counted(monkeypatch) as sent:
+        with _counted(monkeypatch) as answers:
             plan_of(frame)
-        calls.append(len(sent))
+        calls.append(len(answers))
+        assert max(answers) <= 8192, "py4j waits 40 ms for an acknowledgement of what is larger"
     assert calls[1] <= 100 + 10 * per_column and calls[3] - calls[2] <= 20 * per_column, calls

@@ -118,17 +118,18 @@ public final class PlanCopy {
         return list(found);
     }
 
-    /** Returns what Evaluator.java reads: what is evaluated, its attributes, the type of the output, SQL settings. */
-    public byte[] stored(Object of, Object inputs, Object output, Object settings) throws IOException {
+    /** Begins to return what Evaluator.java reads: expressions, their attributes, the type of the output, SQL settings. */
+    public String stored(Object of, Object inputs, Object output, Object settings) throws IOException {
         ByteArrayOutputStream made = new ByteArrayOutputStream();
         ObjectOutputStream stream = new ObjectOutputStream(made);
         stream.writeObject(new Object[] {of, inputs, output, settings});
         stream.close();
-        return made.toByteArray();
+        left = Base64.getEncoder().encodeToString(made.toByteArray());
+        return next();
     }
 
     /** Returns the same of an aggregate function of attributes, which stand for its arguments that are no constants. */
-    public byte[] storedAggregate(int number, Object settings) throws IOException {
+    public String storedAggregate(int number, Object settings) throws IOException {
         Expression function = (Expression) nodes.get(number);
         // The code of a declarative one evaluates its children, those of others are bound.
         boolean bound = !(function instanceof DeclarativeAggregate);

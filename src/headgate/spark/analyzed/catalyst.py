@@ -5,6 +5,7 @@ Never: interpret an expression. One that only stands for another is replaced by 
 
 from __future__ import annotations
 
+from base64 import b64decode
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import count
@@ -230,7 +231,8 @@ def _serialized(session: Session, wanted: Sequence[JavaObject], attributes: Sequ
     output = sql_class("types.StructType")()
     for index, each in enumerate(wanted):
         output = output.add(f"c{index}", each.dataType(), True)
-    return bytes(session.copy.java.stored(expressions, inputs, output, session.settings))
+    copy = session.copy
+    return b64decode(copy.whole(copy.java.stored(expressions, inputs, output, session.settings)))
 
 
 def stored_aggregate(session: Session, function: CopiedNode) -> bytes:
@@ -238,7 +240,8 @@ def stored_aggregate(session: Session, function: CopiedNode) -> bytes:
 
     Constants stay what they are: Spark evaluates them when it makes the function.
     """
-    return bytes(session.copy.java.storedAggregate(number_of(function), session.settings))
+    copy = session.copy
+    return b64decode(copy.whole(copy.java.storedAggregate(number_of(function), session.settings)))
 
 
 def _replaced(session: Session, wanted: Sequence[JavaObject], inputs: JavaObject) -> JavaObject:

@@ -375,12 +375,16 @@ class PlanCopy:
         """Return a Scala list of nodes, one at least."""
         return self.java.nodes(",".join(str(each._number) for each in nodes))
 
-    def _taken(self, answer: str) -> Any:
-        """Take what is new in an answer, given its first piece, and return its value."""
+    def whole(self, answer: str) -> str:
+        """Return an answer, given its first piece."""
         pieces = [answer]
         while pieces[-1][0] == "m":  # more follows
             pieces.append(self.java.next())
-        given = _decode("".join(each[1:] for each in pieces))
+        return "".join(each[1:] for each in pieces)
+
+    def _taken(self, answer: str) -> Any:
+        """Take what is new in an answer, given its first piece, and return its value."""
+        given = _decode(self.whole(answer))
         self._classes += [_Class(*each) for each in given.classes]
         for spelled, text in given.types:
             self._types.append(_Type(self, len(self._types), bytes(spelled).decode(), text))
