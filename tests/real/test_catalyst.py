@@ -301,6 +301,18 @@ def test_elements_that_are_null_are_as_spark_passes_them_on(spark: SparkSession)
         assert made.column(name).to_pylist() == column.to_pylist(), each
 
 
+def test_what_must_not_be_null_is_where_its_struct_is(spark: SparkSession) -> None:
+    """Between two operators, and beside lists of nulls without a type: Arrow casts neither."""
+    frame = spark.read.format("headgate.datagen").schema("k bigint").load()
+    first = frame.selectExpr(
+        "array(named_struct('one', 1, 'none', null), null) AS a", "named_struct('l', array(null, null), 'k', k) AS s"
+    )
+    made = made_of(operators_of(first.selectExpr("transform(a, x -> x.one)", "s")), pa.record_batch({"k": [7, None]}))
+    made.validate(full=True)
+    assert made.column(0).to_pylist() == [[1, None]] * 2
+    assert made.column(1).to_pylist() == [{"l": [None, None], "k": 7}, {"l": [None, None], "k": None}]
+
+
 def numbers(reader: Any) -> DataFrame:
     generated: DataFrame = reader.format("headgate.datagen").option("rowsPerSecond", 1).schema("n long").load()
     return generated

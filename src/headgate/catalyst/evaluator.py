@@ -49,8 +49,7 @@ class _Connection:
         except BaseException:
             self.close()
             raise
-        self._input = pa.ipc.read_schema(schemas)
-        self._output = pa.ipc.read_schema(schemas)
+        self._input, self._output = (_with_nulls(pa.ipc.read_schema(schemas)) for _ in range(2))
 
     def _batch(self, columns: list[pa.Array]) -> pa.RecordBatch:
         """Return a batch of columns as the helper wants them."""
@@ -116,6 +115,27 @@ class _Connection:
                 raise self._lost()
             rest = rest[count:]
         return received
+
+
+def _with_nulls(schema: pa.Schema) -> pa.Schema:
+    """Return columns of which any part may be null, as our own are, so that none is cast.
+
+    Where a struct is null, so are its fields that Spark says never are: Arrow's casts take that for an error. What they
+    make of nulls without a type in lists is no array.
+    """
+    return pa.schema([_field_with_nulls(each) for each in schema])
+
+
+def _field_with_nulls(field: pa.Field) -> pa.Field:
+    kind = field.type
+    if pa.types.is_struct(kind):
+        kind = pa.struct([_field_with_nulls(each) for each in kind])
+    elif pa.types.is_map(kind):
+        key = kind.key_field.with_type(_field_with_nulls(kind.key_field).type)
+        kind = pa.map_(key, _field_with_nulls(kind.item_field))
+    elif pa.types.is_list(kind):
+        kind = pa.list_(_field_with_nulls(kind.value_field))
+    return field.with_type(kind).with_nullable(True)
 
 
 class Evaluator(_Connection):
