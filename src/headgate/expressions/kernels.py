@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from headgate.errors import OptionError
 from headgate.expressions.casts import cast, local_time
+from headgate.expressions.key_bytes import key_bytes
 
 _SAMPLE, _FEW = 1024, 0.6
 """Of so many texts at most this part is different: they are worked on once each."""
@@ -420,9 +421,10 @@ def _timestamp_micros(values: pa.Array, *, time_zone: str, per_unit: int) -> pa.
     return pc.multiply_checked(values.cast(pa.int64()), per_unit).cast(pa.timestamp("us", "UTC"))
 
 
-# Structs.
+# Structs and arrays.
 
 _plain("getfield", lambda values, *, name: pc.struct_field(values, name))
+_plain("key_bytes", key_bytes)
 
 
 @kernel("struct")

@@ -80,7 +80,7 @@ def _operator(schema: StateSchema, kinds: tuple[dict[str, pa.DataType], list[pa.
     fields = [pa.field(key, kind) for key, kind in zip(keys, key_types)]
     fields += [pa.field(_TIME, pa.timestamp("us", "UTC"))]
     arguments: dict[str, Any] = {
-        "keys": [Key(key, key) for key in keys],
+        "keys": [Key(key, key, _bytes_of(each)) for key, each in zip(keys, schema.keys)],
         "aggregates": [
             Aggregated(result, _accumulator(each, number, types), None)
             for number, (each, result) in enumerate(zip(schema.aggregates, results))
@@ -95,6 +95,12 @@ def _operator(schema: StateSchema, kinds: tuple[dict[str, pa.DataType], list[pa.
         operator = WindowAggregate(pa.schema(fields), window, time=time, **arguments)
     operator.state_schema = schema
     return operator
+
+
+def _bytes_of(key: StateColumn) -> pa.DataType | None:
+    """Return the type of a key whose bytes are stored; None: its values are."""
+    kind = arrow_type(key.kind)
+    return kind if kind is not None and pa.types.is_nested(kind) else None
 
 
 def _free(name: str, taken: set[str | None]) -> str:
@@ -172,16 +178,26 @@ def _single(buffers: Any, groups: Any) -> Any:
 
 _TIMESTAMP = re.compile(r"timestamp\[(\w+), tz=(.+)\]")
 _DECIMAL = re.compile(r"decimal128\((\d+), (\d+)\)")
+_NESTED = re.compile(r"(list|struct)<(.+)>", re.DOTALL)
 
 
 def arrow_type(text: str) -> pa.DataType | None:
-    """Return an Arrow type of its text; None: a nested one, or another that is not known.
+    """Return an Arrow type of its text; None: one that is not known.
 
     Examples
     --------
     >>> [arrow_type(str(kind)) == kind for kind in (pa.int64(), pa.decimal128(9, 2), pa.timestamp("us", "UTC"))]
     [True, True, True]
+    >>> arrow_type("list<element: struct<a: int32, b: list<element: decimal128(9, 2)>>>").value_type.names
+    ['a', 'b']
     """
+    if match := _NESTED.fullmatch(text):
+        names, _, types = zip(*(each.partition(": ") for each in columns_in(match[2])))
+        kinds = [arrow_type(each) for each in types]
+        if any(kind is None for kind in kinds):
+            return None
+        fields = list(map(pa.field, names, kinds))
+        return pa.struct(fields) if match[1] == "struct" else pa.list_(fields[0])
     if match := _TIMESTAMP.fullmatch(text):
         return pa.timestamp(match[1], match[2])
     if match := _DECIMAL.fullmatch(text):
@@ -190,3 +206,20 @@ def arrow_type(text: str) -> pa.DataType | None:
         return pa.type_for_alias(text)
     except ValueError:
         return None
+
+
+def columns_in(text: str) -> list[str]:
+    """Return the columns of a list of them, with their types.
+
+    Examples
+    --------
+    >>> columns_in("a list<element: int32>, b decimal128(9, 2)")
+    ['a list<element: int32>', 'b decimal128(9, 2)']
+    """
+    parts, depth, start = [], 0, 0
+    for place, sign in enumerate(text):
+        depth += (sign in "([<") - (sign in ")]>")
+        if depth == 0 and text.startswith(", ", place):
+            parts.append(text[start:place])
+            start = place + 2
+    return [*parts, text[start:]]

@@ -30,6 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headgate.errors import CorruptStateError, UnsupportedVersionError
+from headgate.expressions.key_bytes import key_value
 from headgate.operators.key_hash import key_groups
 from headgate.operators.mapped_files import give_back, give_back_freed
 from headgate.operators.operator import Emit, KeyedChunk, KeyedOperator, RestoredChunk
@@ -76,10 +77,13 @@ class Key(msgspec.Struct, frozen=True):
         Its name in the input.
     name
         Its name in the output; None: it is not there.
+    of
+        The type of the values whose `key_bytes` it has; None: it has the values.
     """
 
     column: str
     name: str | None
+    of: pa.DataType | None = None
 
 
 class Head(msgspec.Struct, frozen=True):
@@ -150,8 +154,9 @@ class WindowedAggregate(KeyedOperator):
         self._window_name = window
         self._time = time
         self._keys = tuple(keys)
+        self._bytes_of = {key.column: key.of for key in keys if key.of is not None}
         self._aggregates = tuple(aggregates)
-        types = {key.name: input_schema.field(key.column).type for key in keys}
+        types = {key.name: input_schema.field(key.column).type if key.of is None else key.of for key in keys}
         types |= {each.name: each.accumulator.kind for each in aggregates}
         if window is not None:
             bound = input_schema.field(time).type
@@ -204,7 +209,8 @@ class WindowedAggregate(KeyedOperator):
     def late_schema(self) -> pa.Schema | None:
         """The columns of rows that came too late; None: no row can."""
         never = self._time is None or not self.has_event_time or self.output_mode == "complete"
-        return None if never else self.input_schema
+        shown = (each.with_type(self._bytes_of.get(each.name, each.type)) for each in self.input_schema)
+        return None if never else pa.schema(shown)
 
     @property
     @abstractmethod
@@ -236,6 +242,9 @@ class WindowedAggregate(KeyedOperator):
 
     def _drop_late(self, late: pa.RecordBatch) -> None:
         self._late_rows += late.num_rows
+        for name, kind in self._bytes_of.items():
+            place = late.schema.get_field_index(name)
+            late = late.set_column(place, name, key_value(late.column(place), kind))
         self.on_late(late)
 
     def _lifted(self, batch: pa.RecordBatch) -> list[Any]:
@@ -275,7 +284,8 @@ class WindowedAggregate(KeyedOperator):
                 bounds = [pa.array(each[begin : begin + EMIT_ROWS]).cast(kind.field(0).type) for each in (starts, ends)]
                 made[self._window_name] = pa.StructArray.from_arrays(bounds, fields=list(kind))
             for key, state in zip(self._keys, self._state_keys):
-                made[key.name] = _one(rows.column(state))
+                values = _one(rows.column(state))
+                made[key.name] = values if key.of is None else key_value(values, key.of)
             for number, each in enumerate(self._aggregates):
                 places = range(len(each.accumulator.partials))
                 partials = [_one(rows.column(f"partial {number} {place}")) for place in places]

@@ -125,13 +125,13 @@ def aggregated(before: Rows, node: JavaObject) -> Rows:
     aggregates = [_aggregate(before, expressions, each, columns, called) for each in found]
     if not aggregates:  # distinct groups
         aggregates = [Aggregate("count", name=columns.free("count"))]
-    fields = [_fields(before, each) for each in by]
-    parts = [part for each, of in zip(by, fields) for part in _parts(each, of, columns)]
+    nested = [_nested_type(before, each) for each in by]
+    parts = [part for each, kind in zip(by, nested) for part in _parts(each, kind, columns)]
     made = grouped(before.node, parts, window, aggregates, before.time_zone)
     if before.lost_event_time and not any(map(_is_event_time, grouping)):
         assert isinstance(made.of, WindowedAggregate)
         made.of.has_event_time = False
-    made = _whole(made, by, fields, before.time_zone)
+    made = _whole(made, by, list(map(_fields, nested)), before.time_zone)
     made_of = [
         (each, Bound(index, name)) for index, (each, name) in enumerate(zip([*grouping, *found], made.schema.names))
     ]
@@ -232,19 +232,25 @@ def _end_of(before: Rows, time: Node) -> Node:
     return Call("getfield", (time,), {"name": "end"}) if is_window else time
 
 
-def _fields(before: Rows, by: Column | Window) -> list[str]:
-    """Return the names of the fields of a key that is a struct; of others there are none."""
-    if not isinstance(by, Column):
-        return []
-    kind = type_in(by.node, before.node.schema, before.time_zone)
-    return [each.name for each in kind] if pa.types.is_struct(kind) else []
+def _nested_type(before: Rows, by: Column | Window) -> pa.DataType | None:
+    """Return the type of a key that is an array or a struct; None: it is neither."""
+    kind = type_in(by.node, before.node.schema, before.time_zone) if isinstance(by, Column) else None
+    return kind if kind is not None and pa.types.is_nested(kind) else None
 
 
-def _parts(by: Column | Window, fields: list[str], columns: Columns) -> list[Column | Window]:
-    """Return what stands for a key: of a struct its fields, and whether it is null."""
-    if not fields or not isinstance(by, Column):
+def _fields(kind: pa.DataType | None) -> list[str]:
+    """Return the names of the fields of a struct of simple types; of others there are none."""
+    fields = list(kind) if kind is not None and pa.types.is_struct(kind) else []
+    return [] if any(pa.types.is_nested(each.type) for each in fields) else [each.name for each in fields]
+
+
+def _parts(by: Column | Window, kind: pa.DataType | None, columns: Columns) -> list[Column | Window]:
+    """Return what stands for a key: of a struct its fields, and whether it is null; of what is nested its bytes."""
+    if kind is None or not isinstance(by, Column):
         return [by]
-    of = [(each, Call("getfield", (by.node,), {"name": each})) for each in fields]
+    of = [(each, Call("getfield", (by.node,), {"name": each})) for each in _fields(kind)]
+    if not of:
+        return [Column(Call("key_bytes", (by.node,)), by.name_in_output)]
     of.append(("null", Call("isnull", (by.node,))))
     return [Column(node, columns.free(f"{by.name_in_output}.{part}")) for part, node in of]
 

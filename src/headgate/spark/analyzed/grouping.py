@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from headgate.errors import OptionError
-from headgate.expressions.expressions import Bound, Column, Constant, Node, text_of
+from headgate.expressions.compiled import type_in
+from headgate.expressions.expressions import Bound, Call, Column, Constant, Node, text_of
 from headgate.graph.plan import PlanNode, source_column
 from headgate.graph.stage_graph import SourceDefinition
 from headgate.operators.exchange import Exchange
@@ -52,7 +52,12 @@ def grouped(
         A key has a type that rows cannot be grouped by.
     """
     columns = _Columns(before.schema)
-    keys = [Key(columns.take(each.node, _name(each)), _name(each)) for each in by if isinstance(each, Column)]
+    stood_for = [_stood_for(each.node) for each in by if isinstance(each, Column)]
+    kinds_of = [type_in(each, before.schema, time_zone) for each in stood_for]
+    keys = [
+        Key(columns.take(each.node, _name(each)), _name(each), None if of is each.node else kind)
+        for each, of, kind in zip((each for each in by if isinstance(each, Column)), stood_for, kinds_of)
+    ]
     time = None if window.time is None else columns.take(window.time)
     end = columns.take(window.end) if isinstance(window, SessionWindow) and window.end is not None else None
     taken = [None if each.argument is None else columns.take(each.argument) for each in aggregates]
@@ -62,7 +67,6 @@ def grouped(
     types = {field.name: field.type for field in node.schema}
     for key in keyed_by:
         check_key_type(repr(key.column), types[key.column])
-        _check_grouped(key.column, types[key.column])
     kinds = [None if column is None else types[column] for column in taken]
     made = [
         Aggregated(each.name_in_output, accumulator_of(each, kind), column)
@@ -72,26 +76,23 @@ def grouped(
     operator = _operator(node.schema, window, (time, end), keyed_by, made, names)
     operator.has_event_time = isinstance(window, NoWindow) or _is_event_time(before, window)
     kept = ", ".join(each.state_text(kind) for each, kind in zip(aggregates, kinds))
-    texts = [text_of(each.node) for each in by if isinstance(each, Column)] or ["all"]
-    text = ", ".join(f"{text} {types[key.column]}" for text, key in zip(texts, keyed_by))
+    texts = list(map(text_of, stood_for)) or ["all"]
+    key_types = list(map(str, kinds_of)) or [str(types[keyed_by[0].column])]
+    text = ", ".join(f"{text} {kind}" for text, kind in zip(texts, key_types))
     operator.signature = f"{kept} in {window.text} by {text}"
-    key_columns = tuple(StateColumn(name=text, kind=str(types[key.column])) for text, key in zip(texts, keyed_by))
+    key_columns = tuple(StateColumn(name=text, kind=kind) for text, kind in zip(texts, key_types))
     kept_columns = tuple(each.state_column(kind) for each, kind in zip(aggregates, kinds))
     operator.state_schema = StateSchema(window=window.text, keys=key_columns, aggregates=kept_columns)
     return node.then(Exchange(node.schema, "hash", keys=tuple(key.column for key in keyed_by))).then(operator)
 
 
+def _stood_for(node: Node) -> Node:
+    """Return what a key is: of the bytes of what is nested, that."""
+    return node.arguments[0] if isinstance(node, Call) and node.function == "key_bytes" else node
+
+
 def _name(by: Column | TimeWindow | SessionWindow) -> str:
     return by.name_in_output if isinstance(by, Column) else by.name
-
-
-def _check_grouped(name: str, kind: pa.DataType) -> None:
-    """Check that Arrow can group by a column."""
-    if pa.types.is_nested(kind):
-        raise OptionError(
-            f"groupBy: {name!r} has the type {kind}; a key is neither a struct nor a list. Group by its parts.",
-            option="groupBy", value=name,
-        )  # fmt: skip
 
 
 def _is_event_time(node: PlanNode, window: TimeWindow | SessionWindow) -> bool:

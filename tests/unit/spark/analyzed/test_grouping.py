@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
-import pytest
 
-from headgate.errors import OptionError
 from headgate.expressions.expressions import Call, Column, Constant
+from headgate.expressions.key_bytes import key_bytes
 from headgate.graph.plan import PlanNode, watermarked
 from headgate.operators.project import Project
 from headgate.operators.windows.aggregates import Aggregate
@@ -105,10 +104,25 @@ def test_a_window_s_bounds_have_the_type_of_the_event_time() -> None:
 LOCAL_TYPE = pa.timestamp("us")
 
 
-def test_a_key_is_neither_a_struct_nor_a_list() -> None:
-    struct = Column(Call("struct", (USER,), {"names": ("user",)}), "s")
-    with pytest.raises(OptionError, match="neither a struct nor"):
-        counted(timed(), TEN, struct)
+def test_a_key_that_is_there_as_bytes_is_shown_and_described() -> None:
+    """In groups, in late rows, and in what checkpoints record."""
+    struct = Call("struct", (USER,), {"names": ("user",)})
+    operator = aggregate_of(counted(timed(), TEN, Column(Call("key_bytes", (struct,)), "s")))
+    kind = pa.struct([("user", pa.string())])
+    assert (operator.input_schema.field("s").type, operator.schema.field("s").type) == (pa.binary(), kind)
+    late: list[pa.RecordBatch] = []
+    operator.on_late = late.append
+    operator.open(OperatorContext(uid="w", subtask=0, parallelism=1), [])
+    operator.restore_keyed([])  # type: ignore[attr-defined]
+    operator.process_watermark(20_000, lambda rows, split: None)
+    users = key_bytes(pa.array([{"user": "a"}, None], kind))
+    batch = pa.RecordBatch.from_pydict({"s": users, "at": [0, 1]}, schema=operator.input_schema)
+    operator.process(batch, "s", lambda rows, split: None)
+    assert [each["s"] for rows in late for each in rows.to_pylist()] == [{"user": "a"}, None]
+    assert [rows.schema for rows in late] == [operator.late_schema]
+    assert operator.state_schema is not None
+    assert [each.kind for each in operator.state_schema.keys] == ["struct<user: string>"]
+    assert operator.signature.endswith(" by struct(user, ('user',)) struct<user: string>")
 
 
 def test_what_the_state_is_of_is_recorded_for_checkpoints() -> None:
