@@ -196,11 +196,6 @@ PROGRAMS = (
         "there is no watermark; call withWatermark before",
         "refuses",
     ),
-    Refused(
-        "`dropDuplicates` by lists or structs",
-        lambda rows: rows.select(F.array("k").alias("a")).distinct(),
-        "… has the type …; name columns of simple types",
-    ),
     # Aggregates and expressions.
     Refused(
         "aggregates of distinct values",
@@ -246,6 +241,12 @@ PROGRAMS = (
         UNKNOWN,
     ),
     # Keys.
+    Refused(
+        "a key that is a map: in groups",
+        lambda rows: rows.groupBy(F.create_map("name", "k")).count(),
+        "its type is …, and no key is or contains a map; array_sort(map_entries(...)) of it can be one",
+        mode="complete",
+    ),
     Refused(
         "a key that is a text with a collation: in groups",
         lambda rows: collated(rows).groupBy("c").count(),
@@ -336,11 +337,6 @@ PROGRAMS = (
         "it has no condition that columns of the two sides are equal",
     ),
     Refused(
-        "the same by structs or lists",
-        lambda rows: rows.join(ending(rows), F.expr("struct(n) = s")),
-        "the key … is nested; compare its parts",
-    ),
-    Refused(
         "the same with a common table expression",
         lambda rows: in_sql(rows, "WITH e AS (SELECT k FROM ending) SELECT * FROM rides JOIN e USING (k)"),
         "the side that ends is a common table expression; make it a temporary view",
@@ -350,11 +346,6 @@ PROGRAMS = (
         lambda rows: timed(rows).join(another(rows), F.expr("at = at2 + interval 1 hour or k > k2")),
         "it has no condition that columns of the two streams are equal, as Spark's needs one",
         "fails when it runs",
-    ),
-    Refused(
-        "the same by structs or lists",
-        lambda rows: timed(rows).join(another(rows), F.expr("struct(k AS x) = struct(k2 AS x)")),
-        "the key … is nested; compare its parts",
     ),
     Refused(
         "anti joins of streams, outer joins of them without a bound",

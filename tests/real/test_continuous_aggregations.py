@@ -36,6 +36,18 @@ def windows_of_cities(rows: DataFrame) -> DataFrame:
     return rows.withWatermark("at", "100 milliseconds").groupBy(F.window("at", "200 milliseconds"), "k").count()
 
 
+def arrays(rows: DataFrame) -> DataFrame:
+    """Join by arrays, leave duplicates out and group: by nulls, NaN and both zeros in arrays within structs."""
+    numbers = F.when(F.col("n") % 5 > 0, F.expr("array(double('NaN'), -0.0D, 0.0D, double(k))[n % 5 - 1]"))
+    keyed = rows.withColumn("a", F.when(F.col("k") > 3, F.array(numbers, F.col("k") % 2.0)))
+    keyed = keyed.selectExpr(
+        "a", "struct(if(k < 7, array(k % 4 > 1, NULL), NULL) AS x, if(k > 1, array(a), NULL) AS y) AS s"
+    )
+    known = [([float("nan"), 1.0], "x"), ([0.0, 0.0], "y"), ([None, 1.0], "z"), (None, "of no row")]
+    table = rows.sparkSession.createDataFrame(known, "a array<double>, t string")
+    return keyed.join(table, "a", "left").distinct().cube("a", "s").agg(F.count("*"), F.max("t"))
+
+
 PROGRAMS: dict[str, Program] = {
     "keys": by_city,
     "no key": lambda rows: rows.agg(F.count("*"), F.avg("n"), (F.max("n") - F.min("n")).alias("spread")),
@@ -75,6 +87,7 @@ PROGRAMS: dict[str, Program] = {
         .count()
         .repartition(3)
     ),
+    "arrays and structs that have some": arrays,
     "the event time as a key": lambda rows: rows.withWatermark("at", "100 milliseconds").groupBy("at", "k").count(),
 }
 

@@ -83,6 +83,11 @@ PROGRAMS: dict[str, Callable[[DataFrame, DataFrame], DataFrame]] = {
         for how in ("inner", "left", "right", "full", "left_semi")
     },
     "inner, for ever": lambda left, right: left.join(right, (left.k == right.key) & (left.ln > right.rn + 700)),
+    "arrays, and structs that have some": lambda left, right: left.join(
+        right,
+        F.expr("array(k, ln % 50) = array(key, rn % 50) AND struct(array(k) AS x) <=> struct(array(key) AS x)"),
+        "left_semi",
+    ),
     "null safe, on two keys": lambda left, right: left.join(
         right, left.k.eqNullSafe(right.key) & (left.ln % 50 == right.rn % 50)
     ),

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from headgate.errors import OptionError
 from headgate.expressions.compiled import Run, compiled
 from headgate.expressions.expressions import Node
+from headgate.expressions.key_bytes import key_bytes
 from headgate.operators.key_hash import key_hash
 from headgate.operators.operator import Emit, Operator
 from headgate.operators.windows.windowed import plain_key
@@ -86,7 +87,7 @@ class StaticTable:
 
     def _indexed(self) -> tuple[Any, Any, list[pa.Array]]:
         many = len(self.null_safe)
-        keys = [plain_key(_one(each)) for each in self._table.columns[-many:]]
+        keys = [_plain(_one(each)) for each in self._table.columns[-many:]]
         kept = np.flatnonzero(matchable(keys, self.null_safe))
         hashes = key_hash(keys)[kept]
         order = np.argsort(hashes, kind="stable")
@@ -173,7 +174,7 @@ class StaticJoin(Operator):
     def _pairs(self, batch: pa.RecordBatch) -> tuple[Any, Any]:
         """Return the places of equal rows here and in the table, in the order of those here."""
         _, hashes, of_table = self.table.index()
-        keys = [plain_key(batch.column(each)) for each in self._keys]
+        keys = [_plain(batch.column(each)) for each in self._keys]
         wanted = key_hash(keys)
         begin = np.searchsorted(hashes, wanted, "left")
         counts = np.searchsorted(hashes, wanted, "right") - begin
@@ -204,6 +205,11 @@ def equal_values(left: pa.Array, right: pa.Array) -> Any:
         nan = pc.and_(pc.is_nan(left).fill_null(False), pc.is_nan(right).fill_null(False))
         equal = pc.or_(equal, nan)
     return equal.to_numpy(zero_copy_only=False)
+
+
+def _plain(key: pa.Array) -> pa.Array:
+    """Return a key as Arrow compares it."""
+    return key_bytes(key) if pa.types.is_nested(key.type) else plain_key(key)
 
 
 def _one(column: Any) -> Any:

@@ -20,17 +20,19 @@ from collections.abc import Iterator, Mapping, Sequence
 import pyarrow as pa
 
 from headgate.errors import UnsupportedOperationError
+from headgate.expressions.key_bytes import key_value
 from headgate.operators.deduplicate import stored_keys
 from headgate.operators.first_rows import FirstRows
 from headgate.operators.operator import RestoredChunk
 from headgate.operators.stream_join.stored_rows import stored_rows
 from headgate.operators.transform_with_state.stored_values import stored_values
-from headgate.operators.windows.stored_windows import stored_windows
+from headgate.operators.windows.stored_windows import arrow_type, columns_in, stored_windows
 from headgate.operators.windows.windowed import read_part
 from headgate.protocol.operator_context import OperatorContext
 from headgate.protocol.state_schema import StateSchema
 
 _TYPE = re.compile(r" \w+(\[.*\]|\(.*\)|<.*>)?$", re.DOTALL)
+_BYTES = re.compile(r"(.*)\.bytes of (.*)", re.DOTALL)
 Tables = Iterator[tuple[str, pa.RecordBatch | pa.Table]]
 
 
@@ -60,11 +62,12 @@ def stored_state(
     if schema is not None:
         yield from (("groups", batch) for batch in stored_windows(schema, context, chunks))
     elif signature.startswith("first rows by "):
-        yield from (("keys", table) for table in stored_keys(chunks, key_names(signature)))
+        yield from (("keys", _with_values(table)) for table in stored_keys(chunks, key_names(signature)))
     elif signature == FirstRows.signature:
         yield from (("rows", read_part(chunk)) for chunk in chunks)
     elif " join; " in signature:
-        yield from stored_rows(chunks, context, side_names(signature))
+        for side, table in stored_rows(chunks, context, side_names(signature)):
+            yield side, _with_values(table)
     elif signature.startswith(("transformWithState by ", "applyInPandasWithState by ")):
         yield from stored_values(chunks, context, now_ms)
     else:
@@ -104,10 +107,15 @@ def side_names(signature: str) -> Mapping[str, list[str]]:
 
 def _names(columns: str) -> list[str]:
     """Return the names of columns that are followed by their types."""
-    parts, depth, start = [], 0, 0
-    for place, sign in enumerate(columns):
-        depth += (sign in "([<") - (sign in ")]>")
-        if depth == 0 and columns.startswith(", ", place):
-            parts.append(columns[start:place])
-            start = place + 2
-    return [_TYPE.sub("", part) for part in (*parts, columns[start:])]
+    return [_TYPE.sub("", each) for each in columns_in(columns)]
+
+
+def _with_values(table: pa.Table) -> pa.Table:
+    """Return a table with the keys whose bytes it has."""
+    for place, name in enumerate(table.column_names):
+        match = _BYTES.fullmatch(name)
+        kind = None if match is None else arrow_type(match[2])
+        if match is not None and kind is not None:
+            values = key_value(table.column(place).combine_chunks(), kind)
+            table = table.set_column(place, name if match[1] in table.column_names else match[1], values)
+    return table

@@ -14,19 +14,27 @@ from headgate.operators import static_join
 from headgate.operators.static_join import JoinKind, StaticJoin, StaticTable
 
 NAN = float("nan")
-SCHEMA = pa.schema([("k", pa.float64()), ("n", pa.int64())])
+NUMBER = pa.float64()
+NESTED = pa.struct([("x", pa.list_(pa.float64()))])
 FIELD = pa.field("v", pa.string())
 
 
-def table(keys: list[Any], *, null_safe: bool = False) -> StaticTable:
-    rows = pa.table({"c0": [f"{place}" for place in range(len(keys))], "c1": pa.array(keys, pa.float64())})
+def column(keys: list[Any], kind: pa.DataType) -> pa.Array:
+    """Return keys, or structs of lists of them."""
+    nested = [None if each is None else {"x": [each, None]} for each in keys]
+    return pa.array(nested if kind == NESTED else keys, kind)
+
+
+def table(keys: list[Any], *, null_safe: bool = False, kind: pa.DataType = NUMBER) -> StaticTable:
+    rows = pa.table({"c0": [f"{place}" for place in range(len(keys))], "c1": column(keys, kind)})
     return StaticTable("table", rows.schema, [null_safe], lambda: rows).loaded(1 << 20)
 
 
 def joined(kind: JoinKind, of: StaticTable, keys: list[Any]) -> list[tuple[Any, ...]]:
     """Return the rows of a join, through a pickle as on the way to a slot, as (n, v) or (n,)."""
-    operator = pickle.loads(pickle.dumps(StaticJoin(SCHEMA, [0], of, kind, [FIELD], None, "UTC")))
-    rows = pa.record_batch([pa.array(keys, pa.float64()), pa.array(range(len(keys)))], schema=SCHEMA)
+    schema = pa.schema([("k", of.schema.field("c1").type), ("n", pa.int64())])
+    operator = pickle.loads(pickle.dumps(StaticJoin(schema, [0], of, kind, [FIELD], None, "UTC")))
+    rows = pa.record_batch([column(keys, schema.field("k").type), pa.array(range(len(keys)))], schema=schema)
     emitted: list[pa.RecordBatch] = []
     operator.process(rows, "split", lambda batch, split: emitted.append(batch))
     for each in emitted:
@@ -35,13 +43,14 @@ def joined(kind: JoinKind, of: StaticTable, keys: list[Any]) -> list[tuple[Any, 
     return [tuple(list(row.values())[1:]) for each in emitted for row in each.to_pylist()]
 
 
-def test_zeros_nan_and_null() -> None:
+@pytest.mark.parametrize("kind", [NUMBER, NESTED], ids=str)
+def test_zeros_nan_and_null(kind: pa.DataType) -> None:
     keys = [0.0, NAN, None, 1.0, -0.0]
-    assert joined("inner", table(keys), [-0.0, NAN, None, 2.0]) == [(0, "0"), (0, "4"), (1, "1")]
-    assert joined("left", table(keys), [None, -0.0, 2.0]) == [(0, None), (1, "0"), (1, "4"), (2, None)]
-    assert joined("inner", table(keys, null_safe=True), [None, 5.0, NAN]) == [(0, "2"), (2, "1")]
-    assert joined("semi", table(keys), [0.0, None, 1.0, 2.0]) == [(0,), (2,)]
-    assert joined("anti", table(keys), [0.0, None, 1.0, 2.0]) == [(1,), (3,)]
+    assert joined("inner", table(keys, kind=kind), [-0.0, NAN, None, 2.0]) == [(0, "0"), (0, "4"), (1, "1")]
+    assert joined("left", table(keys, kind=kind), [None, -0.0, 2.0]) == [(0, None), (1, "0"), (1, "4"), (2, None)]
+    assert joined("inner", table(keys, null_safe=True, kind=kind), [None, 5.0, NAN]) == [(0, "2"), (2, "1")]
+    assert joined("semi", table(keys, kind=kind), [0.0, None, 1.0, 2.0]) == [(0,), (2,)]
+    assert joined("anti", table(keys, kind=kind), [0.0, None, 1.0, 2.0]) == [(1,), (3,)]
 
 
 def test_an_empty_table_is_equal_to_nothing() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from headgate.errors import UnsupportedOperationError
 from headgate.expressions.expressions import Bound
+from headgate.expressions.key_bytes import key_bytes
 from headgate.operators.deduplicate import Deduplicate
 from headgate.operators.first_rows import FirstRows
 from headgate.operators.operator import KeyedChunk, RestoredChunk
@@ -150,6 +151,30 @@ def test_known_keys_and_until_when(tmp_path: Path) -> None:
         (2, EPOCH + dt.timedelta(seconds=7)),
         (3, EPOCH + dt.timedelta(seconds=14)),
     ]
+
+
+def test_keys_that_are_stored_as_bytes_are_shown() -> None:
+    kind = pa.list_(pa.field("element", pa.struct([("x", pa.float64()), ("y", pa.string())])))
+    lists: list[Any] = [[{"x": 0.5, "y": None}, None], None, []]
+    context = OperatorContext(uid="operator", subtask=0, parallelism=1, max_parallelism=8)
+    name = f"a.bytes of {kind}"
+    stored = pa.record_batch([key_bytes(pa.array(lists, kind))], names=[name])
+    known = Deduplicate(stored.schema, [name])
+    schema = StateSchema(
+        window=NoWindow().text,
+        keys=(StateColumn(name="a", kind=str(kind)),),
+        aggregates=(Aggregate("count").state_column(None),),
+    )
+    counted = made(stored.schema, NoWindow(), [name], [Aggregate("count")])
+    counted.state_schema = schema
+    found = []
+    for operator, signature in ((known, f"first rows by {name} binary"), (counted, "")):
+        operator.open(context, [])
+        operator.restore_keyed([])
+        operator.process(stored, "split", lambda *_: None)
+        (rows,) = read(operator.snapshot_keyed(1), signature, schema if operator is counted else None).values()
+        found.append(sorted((each["a"] for each in rows), key=repr))
+    assert found == [sorted(lists, key=repr)] * 2
 
 
 def test_kept_rows_of_both_sides(tmp_path: Path) -> None:

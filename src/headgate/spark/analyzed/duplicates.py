@@ -7,16 +7,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pyarrow as pa
-
-from headgate.expressions.expressions import Bound, Call
+from headgate.expressions.expressions import Bound
 from headgate.operators.deduplicate import Deduplicate
 from headgate.operators.exchange import Exchange
 from headgate.operators.key_hash import check_key_type
 from headgate.spark.analyzed.expressions import check_keys
 from headgate.spark.analyzed.rows import WATERMARK_DELAY, Columns, Rows, is_event_time, unsupported
 from headgate.spark.analyzed.scala import JavaObject, class_of, items
-from headgate.spark.analyzed.windows import is_window_type, with_windows
+from headgate.spark.analyzed.windows import key_parts, with_windows
 
 
 def deduplicated(before: Rows, node: JavaObject) -> Rows:
@@ -25,8 +23,8 @@ def deduplicated(before: Rows, node: JavaObject) -> Rows:
     Raises
     ------
     UnsupportedOperationError
-        A key is a struct (but for windows), a list, a map or a text with a collation, there is no watermark that the
-        node needs, or there are several event times.
+        A key is, or contains, a map or a text with a collation, there is no watermark that the node needs, or there
+        are several event times.
     OptionError
         A key has no hash.
     """
@@ -45,11 +43,9 @@ def deduplicated(before: Rows, node: JavaObject) -> Rows:
         if not timed:
             raise unsupported(node, "there is no watermark; call withWatermark before")
         within_us = int(timed[0].metadata().getLong(WATERMARK_DELAY)) * 1000
-    before, keys = _with_bounds(whole, keys)
+    before, keys = _with_parts(whole, keys)
     schema = before.node.schema
     for key in keys:
-        if pa.types.is_nested(schema.field(key).type):
-            raise unsupported(node, f"{key!r} has the type {schema.field(key).type}; name columns of simple types")
         check_key_type(repr(key), schema.field(key).type)
     made = Deduplicate(schema, keys, time=time, within_us=within_us)
     described = ", ".join(f"{each} {schema.field(each).type}" for each in keys)
@@ -58,17 +54,14 @@ def deduplicated(before: Rows, node: JavaObject) -> Rows:
     return replace(after, node=after.projected(after.all()[: len(whole.node.schema)]))
 
 
-def _with_bounds(before: Rows, keys: list[str]) -> tuple[Rows, list[str]]:
-    """Return rows with columns for the bounds of the windows that are keys, which stand for them."""
+def _with_parts(before: Rows, keys: list[str]) -> tuple[Rows, list[str]]:
+    """Return rows with columns that stand for keys: the bounds of windows, the bytes of what is nested."""
     columns, found = Columns(before.all()), []
     for key in keys:
         place = before.node.schema.get_field_index(key)
-        if not is_window_type(before.node.schema.field(place).type):
-            found.append(key)
-            continue
-        for bound in ("start", "end"):
-            columns.add(Call("getfield", (Bound(place, key),), {"name": bound}), f"{key}.{bound}")
-            found.append(columns.made[-1].name_in_output)
+        for part, node in key_parts(Bound(place, key), before.node.schema.field(place).type):
+            name = f"{key}.{part}" if part else key
+            found.append(columns.made[columns.place(node, name)].name_in_output)
     return replace(before, node=before.projected(columns.made)), found
 
 

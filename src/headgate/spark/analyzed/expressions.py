@@ -78,10 +78,13 @@ def check_keys(expressions: Iterable[JavaObject]) -> None:
     Raises
     ------
     UnsupportedOperationError
-        One is, or contains, a text with a collation.
+        One is, or contains, a map or a text with a collation.
     """
     for each in expressions:
         text = str(each.dataType().catalogString())
+        if "map<" in text:
+            why = f"its type is {text}, and no key is or contains a map; array_sort(map_entries(...)) of it can be one"
+            raise not_supported(each, NotOnArrowError(each, why))
         if has_collation(text):
             why = (
                 f"its type is {text}, and rows are put together by the bytes of a key, which texts that are equal by a "

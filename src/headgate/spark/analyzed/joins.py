@@ -59,8 +59,6 @@ def joined(before: Rows, node: JavaObject, *, on_the_left: bool) -> tuple[Rows, 
     places = [columns.place(expressions.compiled(ours), "key") for ours, _, _ in keys]
     child = wide.projected(columns.made)
     for key in (child.schema.field(place) for place in places):
-        if pa.types.is_nested(key.type):
-            raise unsupported(node, f"the key {key.name!r} is nested; compare its parts")
         check_key_type(repr(key.name), key.type)
     fields = [pa.field(columns.free(str(each.name())), _type(each)) for each in output]
     added = {int(each.exprId().id()): len(child.schema) + place for place, each in enumerate(output)}

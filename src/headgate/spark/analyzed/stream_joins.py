@@ -14,7 +14,6 @@ import pyarrow as pa
 from pyspark.errors import AnalysisException
 
 from headgate.errors import UnsupportedOperationError
-from headgate.expressions.expressions import Call, Node
 from headgate.graph.plan import PlanNode
 from headgate.operators.exchange import Exchange
 from headgate.operators.key_hash import check_key_type
@@ -38,7 +37,7 @@ from headgate.spark.analyzed.scala import (
     singleton,
     sql_class,
 )
-from headgate.spark.analyzed.windows import is_window_type
+from headgate.spark.analyzed.windows import key_parts
 from headgate.spark.compatibility import has_key_search, join_helper
 
 if TYPE_CHECKING:
@@ -138,8 +137,7 @@ def streams_joined(rows: Sequence[Rows], node: JavaObject) -> Rows:
     outputs = [list(items(each.output())) for each in (node.left(), node.right())]
     copied = session.copy.of
     sides = [
-        _Joined(each, list(map(copied, items(keys))), output, node)
-        for each, keys, output in zip(rows, java_keys, outputs)
+        _Joined(each, list(map(copied, items(keys))), output) for each, keys, output in zip(rows, java_keys, outputs)
     ]
     left, right = (side.described(key_place, offset) for side, offset in zip(sides, offsets))
     names, types = Columns(), [*left.schema.types, *right.schema.types]
@@ -164,7 +162,7 @@ def streams_joined(rows: Sequence[Rows], node: JavaObject) -> Rows:
 class _Joined:
     """One side on its way to the join: with a column for each key, and for each window."""
 
-    def __init__(self, rows: Rows, keys: list[JavaObject], output: list[JavaObject], node: JavaObject) -> None:
+    def __init__(self, rows: Rows, keys: list[JavaObject], output: list[JavaObject]) -> None:
         check_keys(keys)
         wide, known = with_catalyst(rows, keys)
         expressions, columns = wide.expressions(known), Columns(rows.all())
@@ -176,12 +174,9 @@ class _Joined:
                 kind = expressions.kind(each)
             except NotOnArrowError as why:
                 raise not_supported(each, why) from None
-            parts: list[Node] = [compiled]
-            if is_window_type(kind):
-                parts = [Call("getfield", (compiled,), {"name": name}) for name in ("start", "end")]
-            elif pa.types.is_nested(kind):
-                raise unsupported(node, f"the key {each.sql()} is nested; compare its parts")
-            self.keys.append(tuple(columns.place(part, "key") for part in parts))
+            parts = key_parts(compiled, kind)
+            names = [f"key.{name}" if name.startswith("bytes") else "key" for name, _ in parts]
+            self.keys.append(tuple(columns.place(part, name) for name, (_, part) in zip(names, parts)))
         self.node = wide.projected(columns.made)
         self.places = rows.places
         timed = next((each for each in output if is_event_time(each)), None)

@@ -16,7 +16,7 @@ import msgspec
 import pyarrow as pa
 from py4j.java_gateway import get_field  # type: ignore[import-untyped]
 
-from headgate.expressions.expressions import Bound
+from headgate.expressions.expressions import Bound, Call, Node
 from headgate.operators.assign_windows import AssignWindows
 from headgate.operators.windows.assigner import SessionWindow, TimeWindow
 from headgate.spark.analyzed.expressions import Expressions, NotOnArrowError
@@ -187,3 +187,11 @@ def is_window_type(kind: pa.DataType) -> bool:
     return [each.name for each in fields] == ["start", "end"] and all(
         pa.types.is_timestamp(each.type) for each in fields
     )
+
+
+def key_parts(key: Node, kind: pa.DataType) -> list[tuple[str, Node]]:
+    """Return what stands for a key, and the name of each part: of a window its bounds, of what is nested its bytes."""
+    if is_window_type(kind):
+        return [(name, Call("getfield", (key,), {"name": name})) for name in ("start", "end")]
+    # The type is in the name, and so in the signature of the state.
+    return [(f"bytes of {kind}", Call("key_bytes", (key,)))] if pa.types.is_nested(kind) else [("", key)]
