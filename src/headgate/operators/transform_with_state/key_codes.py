@@ -6,15 +6,15 @@ Never: take two keys for different that are one: -0.0 is 0.0, a NaN is any other
 from __future__ import annotations
 
 import datetime
-import math
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from headgate.expressions.key_bytes import key_bytes, key_value
 from headgate.operators.transform_with_state.row_codec import RowCodec, make_row
+from headgate.operators.windows.windowed import plain_key
 
 
 class KeyCodes:
@@ -44,7 +44,7 @@ class KeyCodes:
         """
         codes = np.zeros(rows.num_rows, np.int64)
         for name in self._keys:
-            column_codes = _codes(_normal(rows.column(name).combine_chunks()))
+            column_codes = _codes(rows.column(name).combine_chunks())
             codes = codes * (int(column_codes.max()) + 1) + column_codes
             _, codes = np.unique(codes, return_inverse=True)
         _, first, codes = np.unique(codes, return_index=True, return_inverse=True)
@@ -66,17 +66,13 @@ class KeyCodes:
 
 
 def _normal(column: pa.Array) -> pa.Array:
-    """Return floats with one zero and one NaN."""
-    if not pa.types.is_floating(column.type):
-        return column
-    return pc.if_else(pc.is_nan(column), pa.scalar(math.nan, column.type), pc.add(column, pa.scalar(0.0, column.type)))
+    """Return floats, also those within nested values, with one zero and one NaN."""
+    return key_value(key_bytes(column), column.type) if pa.types.is_nested(column.type) else plain_key(column)
 
 
 def _codes(column: pa.Array) -> npt.NDArray[np.int64]:
     """Return a number for each value, the same for the same."""
-    if pa.types.is_nested(column.type):
-        numbers: dict[str, int] = {}
-        return np.array([numbers.setdefault(repr(value), len(numbers)) for value in column.to_pylist()], np.int64)
-    encoded = column.dictionary_encode(null_encoding="encode")
+    plain = key_bytes(column) if pa.types.is_nested(column.type) else plain_key(column)
+    encoded = plain.dictionary_encode(null_encoding="encode")
     codes: npt.NDArray[np.int64] = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
     return codes

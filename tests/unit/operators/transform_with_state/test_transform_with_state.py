@@ -43,21 +43,29 @@ def test_a_row_has_all_columns_by_name() -> None:
     assert result.startswith("('Row', {'user': 'a', 'amount': 7, 'at': datetime.datetime(1970, 1, 1, 9, 0")
 
 
-def test_keys_of_several_columns_with_nulls_and_nans() -> None:
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_keys_of_several_columns_with_nulls_and_nans(is_nested: bool) -> None:
     """-0.0 is 0.0, a NaN is any other NaN, in one batch and between two."""
-    schema = pa.schema([("x", pa.float64()), ("y", pa.string())])
+
+    def column(numbers: pa.Array) -> pa.Array:
+        """Return numbers, or structs of arrays of them, null where they are."""
+        lists = pa.ListArray.from_arrays(pa.array(range(len(numbers) + 1), pa.int32()), numbers)
+        return pa.StructArray.from_arrays([lists], names=["of"], mask=numbers.is_null()) if is_nested else numbers
+
+    schema = pa.schema([("x", column(pa.array([], pa.float64())).type), ("y", pa.string())])
 
     def count(p: Scripted, user: Any, rows: Any, times: Any) -> Any:
         p.value.update(((p.value.get() or (0,))[0] + len(rows),))
         return p.value.get()[0]
 
     stateful = run(Scripted(count), keys=("x", "y"), input=schema, time_mode="none")
-    stateful.operator._flavor._schema = pa.schema([("user", pa.float64()), ("result", pa.string())])
-    batch = pa.record_batch([pa.array([0.0, -0.0, float("nan"), None]), pa.array(["a", "a", "b", None])], schema=schema)
+    stateful.operator._flavor._schema = pa.schema([("user", schema.field("x").type), ("result", pa.string())])
+    numbers = column(pa.array([0.0, -0.0, float("nan"), None]))
+    batch = pa.record_batch([numbers, pa.array(["a", "a", "b", None])], schema=schema)
     assert [result for _, result in stateful.batch(batch)] == ["2", "1", "1"]
     nan = pa.array([0xFFF8000000000001], pa.uint64()).view(pa.float64())
     batch = pa.record_batch(
-        [pa.concat_arrays([nan, pa.array([-0.0, None])]), pa.array(["b", "a", None])], schema=schema
+        [column(pa.concat_arrays([nan, pa.array([-0.0, None])])), pa.array(["b", "a", None])], schema=schema
     )
     assert [result for _, result in stateful.batch(batch)] == ["2", "3", "2"]
 
