@@ -183,6 +183,12 @@ PROGRAMS = (
         "rows before it come by a watermark, which in Spark waits for this one: nothing ends",
         "never emits a row",
     ),
+    Refused(
+        "`withWatermark` twice",
+        lambda rows: timed(rows).where("k > 0").withWatermark("at", "2 seconds"),
+        "Redefining watermark is disallowed: call withWatermark once",
+        "fails when it runs",
+    ),
     # Duplicates.
     Refused(
         "`dropDuplicates` of rows with several event times",

@@ -238,6 +238,14 @@ class Translation:
         """Return whether Spark collects the rows of a node: they end, and are not those of a source of ours."""
         return not node.isStreaming() if self._streaming else not any(map(_is_ours, items(node.collectLeaves())))
 
+    def defines_watermark(self, node: JavaObject) -> bool:
+        """Return whether ``withWatermark`` of a stream is among what leads to a node."""
+        if class_of(node) == "CTERelationRef":
+            return self.defines_watermark(self._definitions[node.cteId()])
+        if class_of(node) == "EventTimeWatermark" and node.isStreaming():
+            return True
+        return any(map(self.defines_watermark, items(node.children())))
+
     def is_join_of_streams(self, node: JavaObject) -> bool:
         """Return whether a node joins rows of ours with others of ours."""
         return class_of(node) == "Join" and not self.is_static(node.left()) and not self.is_static(node.right())
@@ -378,6 +386,8 @@ def _watermark(own: Translation, node: Any) -> Rows:
         raise unsupported(node, "the event time is a window, of which Spark reads no time: name its window_time()")
     if _has_state(before.node):
         raise unsupported(node, "rows before it come by a watermark, which in Spark waits for this one: nothing ends")
+    if own.defines_watermark(node.child()):
+        raise unsupported(node, "Redefining watermark is disallowed: call withWatermark once")
     delay_ms = int(node.getDelayMs(node.delay()))
     return replace(before, node=watermarked(before.node, before.places[number], delay_ms))
 
