@@ -257,13 +257,29 @@ PROGRAMS = (
         "a key that is a text with a collation: in groups",
         lambda rows: collated(rows).groupBy("c").count(),
         BYTES,
-        mode="complete",
+        "fails when it runs",
+        "complete",
     ),
     Refused(
-        "the same in a struct", lambda rows: collated(rows).groupBy(F.struct("c", "k")).count(), BYTES, mode="complete"
+        "the same in a struct",
+        lambda rows: collated(rows).groupBy(F.struct("c", "k")).count(),
+        BYTES,
+        "fails when it runs",
+        "complete",
     ),
-    Refused("the same in an array", lambda rows: collated(rows).groupBy(F.array("c")).count(), BYTES, mode="complete"),
-    Refused("the same in `dropDuplicates`", lambda rows: collated(rows).dropDuplicates(["c"]), BYTES),
+    Refused(
+        "the same in an array",
+        lambda rows: collated(rows).groupBy(F.array("c")).count(),
+        BYTES,
+        "fails when it runs",
+        "complete",
+    ),
+    Refused(
+        "the same in `dropDuplicates`",
+        lambda rows: collated(rows).dropDuplicates(["c"]),
+        BYTES,
+        "fails when it runs",
+    ),
     Refused("the same in `repartition`", lambda rows: collated(rows).repartition(2, "c"), BYTES),
     Refused(
         "the same in a join with rows that end",
