@@ -42,7 +42,7 @@ import pyarrow.compute as pc
 from headgate.errors import OptionError
 from headgate.expressions.casts import is_number
 from headgate.expressions.expressions import Node, text_of
-from headgate.operators.key_hash import key_hash
+from headgate.operators.key_hash import check_key_type, key_hash
 from headgate.operators.windows.groups import Groups
 from headgate.operators.windows.ordering import as_integers, from_integers, is_ordered, order_of
 from headgate.protocol.operator_context import OperatorContext
@@ -524,7 +524,11 @@ def _made_values(aggregate: Aggregate, kind: Any) -> Accumulator | None:
 
 
 def _made_sketch(aggregate: Aggregate, kind: Any) -> Accumulator | None:
-    return None if pa.types.is_map(kind) else _Sketch(aggregate.text, aggregate.parameters["rsd"])
+    try:
+        check_key_type(aggregate.text, kind)
+    except OptionError:
+        return None  # it has no hash
+    return _Sketch(aggregate.text, aggregate.parameters["rsd"])
 
 
 def _made_variance(aggregate: Aggregate, kind: Any) -> Accumulator | None:

@@ -144,6 +144,9 @@ def test_what_cannot_be_computed_is_refused() -> None:
             accumulator_of(aggregate, pa.string())
     with pytest.raises(OptionError, match="there is no min of struct"):
         accumulator_of(min("v"), pa.struct([("a", pa.list_(pa.int64()))]))
+    for kind in (pa.map_(pa.string(), pa.int32()), pa.list_(pa.map_(pa.string(), pa.int32()))):
+        with pytest.raises(OptionError, match="there is no approx_count_distinct of"):
+            accumulator_of(approx_count_distinct("v"), kind)
 
 
 @given(
