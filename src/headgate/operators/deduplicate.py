@@ -91,6 +91,7 @@ class Deduplicate(KeyedOperator):
     def process(self, batch: pa.RecordBatch, split_id: str, emit: Emit) -> None:
         """Emit the rows whose keys are not known."""
         keys = [plain_key(batch.column(name)) for name in self.keys]
+        batch = self._with_plain(batch, keys)
         reached = self._reached(keys)
         times = None if self._time is None else event_times(batch.column(self._time))
         if times is not None:
@@ -120,6 +121,13 @@ class Deduplicate(KeyedOperator):
             .add_column(0, HASH, pa.array(hashes[new.to_numpy(False)]))
         )
         emit(batch if len(rows) == batch.num_rows else batch.take(pa.array(rows)), split_id)
+
+    def _with_plain(self, batch: pa.RecordBatch, keys: Sequence[pa.Array]) -> pa.RecordBatch:
+        """Return rows with one zero and one NaN in their keys: which of them came first makes no difference."""
+        for name, key in zip(self.keys, keys):
+            if pa.types.is_floating(key.type):
+                batch = batch.set_column(self.schema.get_field_index(name), self.schema.field(name), key)
+        return batch
 
     def _first_of_each(self, keys: Sequence[pa.Array]) -> Any:
         """Return the places of the first row of each key, in order."""
