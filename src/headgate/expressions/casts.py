@@ -14,11 +14,13 @@ import pyarrow.compute as pc
 
 from headgate.errors import OptionError
 from headgate.formats.values import cast_strings, session_zone
-from headgate.formats.values_datetime import local_to_utc
+from headgate.formats.values_datetime import local_to_utc, utc_to_local
 from headgate.java_texts import java_texts
 
 TIMESTAMP = pa.timestamp("us", "UTC")
 TIMESTAMP_NTZ = pa.timestamp("us")
+_LAST_TABLED_US = 2_114_380_800_000_000
+"""The beginning of 2037, the last year of which Arrow knows when clocks change."""
 _MOST_DIGITS = 38
 _DIGITS = {pa.int8(): 3, pa.int16(): 5, pa.int32(): 10, pa.int64(): 20}
 _TRUE, _FALSE = ("t", "true", "y", "yes", "1"), ("f", "false", "n", "no", "0")
@@ -149,19 +151,26 @@ def _signed_years(texts: pa.Array) -> pa.Array:
 
 def local_time(values: pa.Array, time_zone: str) -> pa.Array:
     """Return the wall clock's time of timestamps in a time zone, or that of dates at midnight."""
-    _check_years(values)
-    if pa.types.is_timestamp(values.type) and values.type.tz is not None and time_zone != "UTC":
-        return pc.local_timestamp(values.cast(pa.timestamp("us", time_zone)))
-    return values.cast(TIMESTAMP_NTZ)
+    latest = _checked_years(values)
+    if not pa.types.is_timestamp(values.type) or values.type.tz is None or time_zone == "UTC":
+        return values.cast(TIMESTAMP_NTZ)
+    local = pc.local_timestamp(values.cast(pa.timestamp("us", time_zone)))
+    zone = session_zone({}, time_zone)
+    if latest < _LAST_TABLED_US or isinstance(zone, int):
+        return local
+    values = values.cast(TIMESTAMP)
+    is_far = pc.fill_null(pc.greater_equal(values, pa.scalar(_LAST_TABLED_US, TIMESTAMP)), False)
+    return pc.replace_with_mask(local, is_far, utc_to_local(values.filter(is_far), zone))
 
 
-def _check_years(values: pa.Array) -> None:
-    """Refuse years beyond 32,000, which Arrow counts in 16 bits."""
+def _checked_years(values: pa.Array) -> int:
+    """Return the latest time, as a number; refuse years beyond 32,000, which Arrow counts in 16 bits."""
     per_year = 365.2425 if pa.types.is_date(values.type) else 365.2425 * 86_400_000_000
     numbers = values.cast(pa.int32() if pa.types.is_date32(values.type) else pa.int64())
     bounds = pc.min_max(numbers).as_py()
     if any(each is not None and abs(each) > 30_000 * per_year for each in bounds.values()):
         raise pa.ArrowInvalid("a time is more than 30,000 years from 1970")
+    return bounds["max"] or 0
 
 
 def _from_time(values: pa.Array, to: pa.DataType, time_zone: str) -> pa.Array:

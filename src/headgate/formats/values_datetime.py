@@ -25,6 +25,7 @@ Zone = int | zoneinfo.ZoneInfo
 _EPOCH = datetime.date(1970, 1, 1).toordinal()
 _DAYS_PER_400_YEARS = 146_097
 _US_PER_DAY = 86_400_000_000
+_US_PER_QUARTER = 900_000_000
 _SHORT_IDS = {
     "EST": "-05:00", "MST": "-07:00", "HST": "-10:00", "ACT": "Australia/Darwin", "AET": "Australia/Sydney",
     "AGT": "America/Argentina/Buenos_Aires", "ART": "Africa/Cairo", "AST": "America/Anchorage",
@@ -88,6 +89,15 @@ def local_to_utc(local: pa.Array, zone: Zone) -> pa.Array:
     places = np.searchsorted(np.array(starts, np.int64), micros, side="right") - 1
     moved = pa.array(micros - np.array(offsets, np.int64)[places], mask=np.asarray(local.is_null()))
     return moved.cast(utc)
+
+
+def utc_to_local(utc: pa.Array, zone: zoneinfo.ZoneInfo) -> pa.Array:
+    """Turn ``timestamp[us, UTC]`` of a time of quarter hours' offsets into local time of ``zone``, as Java does."""
+    micros = np.asarray(utc.cast(pa.int64()).fill_null(0))
+    quarters, places = np.unique(micros // _US_PER_QUARTER, return_inverse=True)
+    offsets = [_offset_at_utc(each * _US_PER_QUARTER, zone) for each in quarters.tolist()]
+    local = micros + np.array(offsets, np.int64)[places]
+    return pa.array(local, mask=np.asarray(utc.is_null())).cast(pa.timestamp("us"))
 
 
 @lru_cache(maxsize=10_000)
