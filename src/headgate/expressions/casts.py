@@ -8,13 +8,15 @@ Follows Spark 4.3, "ANSI Compliance": ``CAST``.
 
 from __future__ import annotations
 
+import datetime
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headgate.errors import OptionError
 from headgate.formats.values import cast_strings, session_zone
-from headgate.formats.values_datetime import local_to_utc, utc_to_local
+from headgate.formats.values_datetime import local_to_utc, tzinfo_of, utc_to_local
 from headgate.java_texts import java_texts
 
 TIMESTAMP = pa.timestamp("us", "UTC")
@@ -24,6 +26,8 @@ _LAST_TABLED_US = 2_114_380_800_000_000
 _MOST_DIGITS = 38
 _DIGITS = {pa.int8(): 3, pa.int16(): 5, pa.int32(): 10, pa.int64(): 20}
 _TRUE, _FALSE = ("t", "true", "y", "yes", "1"), ("f", "false", "n", "no", "0")
+_TIME_OF_DAY = r"^T?([0-9]{1,2}:[0-9]{1,2}(:[0-9]{1,2}(\.[0-9]*)?)?)$"
+"""A text that is a time without a date: of today."""
 _SPACE = "".join(map(chr, range(33))) + "\x7f"
 
 
@@ -68,7 +72,7 @@ def cast(values: pa.Array, to: pa.DataType, time_zone: str) -> pa.Array:
     if pa.types.is_timestamp(source) or pa.types.is_date(source):
         return _from_time(values, to, time_zone)
     if pa.types.is_timestamp(to) and to.tz is not None and pa.types.is_integer(source):
-        return pc.multiply_checked(values.cast(pa.int64()), 1_000_000).cast(to)
+        return _from_seconds(values.cast(pa.int64())).cast(to)
     if pa.types.is_integer(to) and (pa.types.is_floating(source) or pa.types.is_decimal(source)):
         if pa.types.is_decimal(source):
             return pc.trunc(_wide(values)).cast(pa.decimal128(38, 0)).cast(to)
@@ -80,6 +84,13 @@ def cast(values: pa.Array, to: pa.DataType, time_zone: str) -> pa.Array:
     if pa.types.is_binary(to) and pa.types.is_string(source):
         return values.cast(to)
     raise OptionError(f"cast: there is no cast of {source} to {to}.", option="cast", value=str(to))
+
+
+def _from_seconds(seconds: pa.Array) -> pa.Array:
+    """Return microseconds; what does not fit is the first or the last moment there is."""
+    most, per_second = (1 << 63) - 1, 1_000_000
+    micros = pc.if_else(pc.greater(seconds, most // per_second), most, pc.multiply(seconds, per_second))
+    return pc.if_else(pc.less(seconds, -(most // per_second)), -most - 1, micros)
 
 
 def _between_numbers(values: pa.Array, to: pa.DataType) -> pa.Array:
@@ -125,6 +136,9 @@ def _from_string(values: pa.Array, to: pa.DataType, time_zone: str) -> pa.Array:
             trimmed = pc.if_else(pc.string_is_ascii(trimmed), trimmed, "")
         if pa.types.is_decimal(to):  # commas are a file's, not a number's
             trimmed = pc.if_else(pc.match_substring(trimmed, ","), "", trimmed)
+        if pa.types.is_timestamp(to) and pc.any(pc.match_substring_regex(trimmed, _TIME_OF_DAY)).as_py():
+            today = datetime.datetime.now(tzinfo_of(session_zone({}, time_zone))).date()
+            trimmed = pc.replace_substring_regex(trimmed, _TIME_OF_DAY, rf"{today}T\1")
         result, bad = cast_strings(trimmed, to, {}, time_zone)
     if bad is not None and pc.any(bad, min_count=0).as_py():
         example = values.filter(bad)[0].as_py()

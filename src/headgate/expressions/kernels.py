@@ -402,11 +402,11 @@ def _days(name: str, function: Callable[[pa.Array, pa.Array], pa.Array]) -> None
     KERNELS[name] = run
 
 
-_days("date_add", pc.add_checked)
-_days("date_sub", pc.subtract_checked)
+_days("date_add", pc.add)  # as Spark: days that do not fit begin anew
+_days("date_sub", pc.subtract)
 
 
-_plain("datediff", lambda end, start: pc.subtract_checked(end.cast(pa.int32()), start.cast(pa.int32())))
+_plain("datediff", lambda end, start: pc.subtract(end.cast(pa.int32()), start.cast(pa.int32())))
 
 
 @kernel("unix_micros")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import datetime as dt
+
 import pyarrow as pa
 import pytest
 
 from headgate.expressions.casts import TIMESTAMP, TIMESTAMP_NTZ, cast, local_time
+from headgate.expressions.kernels import KERNELS
 
 
 @pytest.mark.parametrize(
@@ -26,3 +29,22 @@ def test_clocks_change_after_2037_too(utc: str | None, local: str | None) -> Non
     values = values.cast(TIMESTAMP)
     assert local_time(values, "Europe/Berlin")[0] == expected[0]
     assert cast(cast(values, TIMESTAMP_NTZ, "Europe/Berlin"), TIMESTAMP, "Europe/Berlin") == values
+
+
+def test_seconds_that_are_no_moment_are_the_last_one() -> None:
+    most, per_second = 2**63 - 1, 1_000_000
+    seconds = [most, -most - 1, most // per_second, -(most // per_second), 1, None]
+    micros = [most, -most - 1, most // per_second * per_second, -(most // per_second) * per_second, per_second, None]
+    assert cast(pa.array(seconds), TIMESTAMP, "UTC").cast(pa.int64()).to_pylist() == micros
+
+
+def test_a_time_without_a_date_is_of_today() -> None:
+    before = dt.datetime.now(dt.UTC).date()
+    (made,) = cast(pa.array(["T12:34:56.5"]), TIMESTAMP, "UTC").to_pylist()
+    assert made.date() in (before, dt.datetime.now(dt.UTC).date()) and made.time() == dt.time(12, 34, 56, 500_000)
+
+
+def test_days_that_do_not_fit_begin_anew() -> None:
+    days, more = pa.array([2**31 - 1, 0, None], pa.int32()).cast(pa.date32()), pa.array([1, 1, 1], pa.int32())
+    (first, *_) = KERNELS["date_add"](days, more, time_zone="UTC").cast(pa.int32()).to_pylist()
+    assert first == -(2**31)
