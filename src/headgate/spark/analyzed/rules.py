@@ -64,7 +64,10 @@ def _arithmetic(own: Expressions, expression: Any) -> Node:
 
 @rule("UnaryMinus", "Abs")
 def _sign(own: Expressions, expression: Any) -> Node:
-    if not pa.types.is_floating(own.kind(expression)):
+    kind = own.kind(expression)
+    if pa.types.is_decimal(kind) and kind.precision > 34:
+        raise NotOnArrowError(expression, "Spark rounds it to 34 digits")
+    if not pa.types.is_floating(kind):
         _check_ansi(expression, expression.failOnError())
     return own.call(expression, "abs" if class_of(expression) == "Abs" else "negative", expression.child())
 
