@@ -45,6 +45,7 @@ import org.apache.spark.sql.catalyst.expressions.GenericInternalRow;
 import org.apache.spark.sql.catalyst.expressions.HigherOrderFunction;
 import org.apache.spark.sql.catalyst.expressions.InterpretedUnsafeProjection;
 import org.apache.spark.sql.catalyst.expressions.JoinedRow;
+import org.apache.spark.sql.catalyst.expressions.MapFromArrays;
 import org.apache.spark.sql.catalyst.expressions.MutableProjection;
 import org.apache.spark.sql.catalyst.expressions.SpecificInternalRow;
 import org.apache.spark.sql.catalyst.expressions.UnsafeProjection;
@@ -54,6 +55,7 @@ import org.apache.spark.sql.catalyst.expressions.aggregate.DeclarativeAggregate;
 import org.apache.spark.sql.catalyst.expressions.aggregate.ImperativeAggregate;
 import org.apache.spark.sql.catalyst.expressions.aggregate.TypedImperativeAggregate;
 import org.apache.spark.sql.catalyst.expressions.codegen.CodegenFallback;
+import org.apache.spark.sql.catalyst.expressions.objects.InvokeLike;
 import org.apache.spark.sql.catalyst.types.DataTypeUtils$;
 import org.apache.spark.sql.catalyst.util.GenericArrayData;
 import org.apache.spark.sql.execution.arrow.ArrowWriter;
@@ -450,8 +452,8 @@ public final class Evaluator implements Runnable {
 
         /**
          * From now on each row with arrays or maps is copied into the form in which Spark's own operators pass them on.
-         * Lambdas and what has no generated code ask for an element, and what keeps an array copies it, before they ask
-         * whether it is null: Spark's view of Arrow's vectors takes that for an error.
+         * Lambdas and what has no generated code, or calls a method, ask for an element, and what keeps an array copies
+         * it, before they ask whether it is null: Spark's view of Arrow's vectors takes that for an error.
          */
         void copyElements() {
             if (type.existsRecursively(new HasElements())) {
@@ -473,7 +475,8 @@ public final class Evaluator implements Runnable {
 
     private static final class AsksForElements extends AbstractFunction1 {
         public Object apply(Object expression) {
-            return Boolean.valueOf(expression instanceof CodegenFallback || expression instanceof HigherOrderFunction);
+            return Boolean.valueOf(expression instanceof CodegenFallback || expression instanceof HigherOrderFunction
+                || expression instanceof InvokeLike || expression instanceof MapFromArrays);
         }
     }
 
