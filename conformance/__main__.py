@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 
-from conformance import queries, spark
+from conformance import columns, queries, spark
 
-COMPARISONS = {"spark": spark, "queries": queries}
+COMPARISONS = {"spark": spark, "columns": columns, "queries": queries}
 
 
 def main() -> int:

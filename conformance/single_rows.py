@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
+from conformance.evaluation import condition_of, evaluated_by, opened, operators_of, plain, rows_of
 from conformance.spark import Outcome
 from headgate.errors import ExpressionError, HeadgateError, UnsupportedOperationError
-from headgate.graph.plan import PlanNode
-from headgate.graph.stage_graph import SourceDefinition
-from headgate.operators.catalyst_project import CatalystProject
-from headgate.protocol.operator_context import OperatorContext
-from headgate.source import Boundedness
 from headgate.spark.analyzed.generators import generated
 from headgate.spark.analyzed.plan import project
-from headgate.spark.analyzed.rows import Rows, Session
 from headgate.spark.analyzed.scala import (
     UnsupportedTypeError,
     arrow_type,
@@ -30,7 +23,6 @@ from headgate.spark.analyzed.scala import (
     sequence,
     sql_class,
 )
-from headgate.spark.continuous.settings import session_time_zone
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -142,24 +134,18 @@ class SingleRow:
             [each if each.type == kind else each.cast(kind) for each, kind in zip(batch.columns, kinds)],
             schema=pa.schema([pa.field(name, kind) for name, kind in zip(batch.schema.names, kinds)]),
         )
-        source = PlanNode(of=_source(batch.schema))
         places = {attribute.exprId().id(): place for place, (_, attribute) in enumerate(self._literals)}
-        zone = session_time_zone(self._spark)
-        rows = Rows(node=source, places=places, windows={}, session=Session(self._spark, zone, False))
+        rows = rows_of(self._spark, batch.schema, places)
         for each in self._nodes:
             if class_of(each) == "Generate":
                 rows = generated(rows, each)
             else:
                 rows = project(rows, named if each is lowest else list(items(each.projectList())))
-        node = rows.node
-        operators: list[Any] = []
-        while node is not source:
-            operators.insert(0, node.of)
-            (node,) = node.inputs
-        by = "arrow" if self._literals else "spark"
-        if any(isinstance(each, CatalystProject) for each in operators):
-            by = "catalyst"
-        return by, _result(operators, batch, zone)
+        operators = operators_of(rows)
+        by = evaluated_by(operators)
+        if by == "arrow" and not self._literals:
+            by = "spark"
+        return by, _result(operators, batch, rows.time_zone)
 
     def _by_spark(self) -> Any:
         from pyspark.sql.types import VariantVal
@@ -171,59 +157,25 @@ class SingleRow:
             except pa.ArrowException:  # of a null variant, in Spark 4.3
                 return [[vars(each) if isinstance(each, VariantVal) else each] for each in frame.collect()[0]]
         except Exception as error:
-            return type(error).__name__, _condition(error)
+            return type(error).__name__, condition_of(error)
 
 
-def _source(schema: pa.Schema) -> SourceDefinition:
-    from headgate.connectors.datagen.source import DatagenSource
-
-    source = DatagenSource({"rowsPerSecond": "1"})
-    return SourceDefinition(uid="example", source=source, schema=schema, boundedness=Boundedness.BOUNDED)
-
-
-def _result(operators: Sequence[Any], batch: pa.RecordBatch, zone: str) -> Any:
+def _result(operators: list[Any], batch: pa.RecordBatch, zone: str) -> Any:
     """Return the columns that the operators give, or the error's condition."""
-    context = OperatorContext(uid="example", subtask=0, parallelism=1, time_zone=zone)
-    opened = []
     try:
-        for each in operators:
-            each.open(context, [])
-            opened.append(each)
-            made: list[pa.RecordBatch] = []
-            each.process(batch, "split", lambda rows, _, made=made: made.append(rows))
-            (batch,) = made
-        return [each.to_pylist() for each in batch.columns]
+        with opened(operators, zone) as evaluate:
+            return [each.to_pylist() for each in evaluate(batch).columns]
     except ExpressionError as error:
         return "error", error.condition
     except (HeadgateError, pa.ArrowException) as error:
         return "error", None, str(error)
-    finally:
-        for each in opened:
-            each.close()
-
-
-def _condition(error: Exception) -> str | None:
-    condition = getattr(error, "getCondition", None)
-    return condition() if condition is not None else str(error)[:100]
 
 
 def _equal(ours: Any, theirs: Any) -> bool:
     if isinstance(ours, tuple) and isinstance(theirs, tuple):  # errors, of which those on Arrow have no condition
         return ours[1] in (None, theirs[1])
-    return bool(_plain(ours) == _plain(theirs))
+    return bool(plain(ours) == plain(theirs))
 
 
 def _shape(value: Any) -> Any:
     return [[type(each) for each in column] for column in value]
-
-
-def _plain(value: Any) -> Any:
-    """Make NaN equal to itself, and 0 another value than -0."""
-    match value:
-        case float():
-            return "NaN" if math.isnan(value) else (value, math.copysign(1, value))
-        case list() | tuple():
-            return [_plain(each) for each in value]
-        case dict():
-            return {key: _plain(each) for key, each in value.items()}
-    return value

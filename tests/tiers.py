@@ -76,6 +76,7 @@ REST = (
 """Tests for whose faults one of the first tier fails too."""
 EXHAUSTIVE = (
     "tests/scenarios/test_simulated_cluster.py::test_two_thousand_schedules_hold_and_converge",
+    "tests/real/test_conformance_columns.py::test_all_expressions_are_spark_s",
     "tests/real/test_fuzz_programs.py::test_other_programs_with_each_commit",
     "tests/real/test_continuous_kafka_sink.py::test_any_story_of_crashes_zombies_and_rescales_gives_each_row_once[1]",
     "tests/real/test_continuous_kafka_sink.py::test_a_broker_killed_in_the_publication_costs_no_row[10]",
