@@ -48,6 +48,7 @@ import org.apache.spark.sql.catalyst.expressions.JoinedRow;
 import org.apache.spark.sql.catalyst.expressions.MapFromArrays;
 import org.apache.spark.sql.catalyst.expressions.MutableProjection;
 import org.apache.spark.sql.catalyst.expressions.SpecificInternalRow;
+import org.apache.spark.sql.catalyst.expressions.StructsToXml;
 import org.apache.spark.sql.catalyst.expressions.UnsafeProjection;
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow;
 import org.apache.spark.sql.catalyst.expressions.aggregate.AggregateFunction;
@@ -476,7 +477,8 @@ public final class Evaluator implements Runnable {
     private static final class AsksForElements extends AbstractFunction1 {
         public Object apply(Object expression) {
             return Boolean.valueOf(expression instanceof CodegenFallback || expression instanceof HigherOrderFunction
-                || expression instanceof InvokeLike || expression instanceof MapFromArrays);
+                || expression instanceof InvokeLike || expression instanceof MapFromArrays
+                || expression instanceof StructsToXml);
         }
     }
 
