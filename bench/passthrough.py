@@ -6,6 +6,8 @@ of about 90 bytes into the noop sink, beside Structured Streaming's own Kafka so
 start of the query until all records were read. The broker runs on the same two cores. small-batches is what a batch of
 100 rows spends in a filter and four columns, in microseconds: a slow source gives many of them. from-json is how fast
 one slot has three fields of a JSON text evaluated by Spark's own code in its Java; from-json-10 how long ten rows take.
+elements is how fast it has the largest element of an array found, beside the same with an expression that has a lambda,
+for which Evaluator.java copies each row.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ WARM_UP_S = 3.0
 SMALL_ROWS, REQUIRED_US = 100, 100.0
 JSON_ROWS, REQUIRED_JSON_ROWS_S = 10_000, 0.5e6
 FEW_ROWS, REQUIRED_FEW_MS = 10, 2.0
+LAMBDA = "exists(array(1), x -> x > 1)"
 SECONDS, QUICK_SECONDS = 10.0, 3.0
 
 
@@ -153,6 +156,14 @@ def _from_json(spark: SparkSession, rows: int) -> float:
     return _seconds_of(program, pa.record_batch([made], ["value"]), spark.sparkContext.applicationId or "")
 
 
+def _elements(spark: SparkSession, *beside: str) -> float:
+    """Return how many rows per second have the largest element of an array found, with other expressions beside it."""
+    texts = spark.readStream.format("headgate.datagen").schema("value string").load()
+    program = texts.selectExpr("split(value, ',') AS parts").selectExpr("array_max(parts)", *beside)
+    batch = pa.record_batch([[",".join(str(n * each % 997) for each in range(8)) for n in range(JSON_ROWS)]], ["value"])
+    return JSON_ROWS / _seconds_of(program, batch, spark.sparkContext.applicationId or "")
+
+
 def _seconds_of(program: DataFrame, batch: pa.RecordBatch, application: str = "") -> float:
     """Return the seconds that a batch takes through the operators of a program: the median of two seconds of them."""
     graph = stage_graph(headgate.continuous(program, parallelism=1)._plan)
@@ -193,17 +204,19 @@ def run(arguments: argparse.Namespace) -> None:
                 "required", unit="rows/s")  # fmt: skip
     few = Case("from-json-10", lambda: _from_json(spark, FEW_ROWS) * 1e3, lambda: REQUIRED_FEW_MS, "required",
                unit="ms")  # fmt: skip
+    elements = Case("elements", partial(_elements, spark), partial(_elements, spark, LAMBDA), "with a lambda",
+                    unit="rows/s")  # fmt: skip
     results = []
-    for case in chosen([overhead, topic, small, json, few], arguments.only):
+    for case in chosen([overhead, topic, small, json, few, elements], arguments.only):
         with contextlib.ExitStack() as stack:
             if case is topic:
                 brokers.append(stack.enter_context(running_broker(CACHE / "kafka")))
-            results.append(measure(case, rounds, memory, warm_up=case is topic))
+            results.append(measure(case, rounds, memory, warm_up=case in (topic, elements)))
     spark.stop()
     report(
         "passthrough", results, memory,
         f"local[{CORES}], parallelism {CORES}, checkpoints every second in a local folder, noop sink. overhead: "
         f"{seconds:.0f} s after {WARM_UP_S:.0f} s of warm-up, columns {SCHEMA}. kafka: {rows:,} JSON records of about "
         f"90 bytes in 4 partitions, from start() until all are read. small-batches: {SMALL_ROWS} rows through a filter "
-        f"and four columns. from-json: {JSON_ROWS} rows a batch, one slot.",
+        f"and four columns. from-json and elements: {JSON_ROWS} rows a batch, one slot.",
     )  # fmt: skip
