@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _BEFORE = 3
 """So many rows precede those that are compared in our arrays, so that these have an offset."""
-_ASKING = ("CodegenFallback", "HigherOrderFunction", "InvokeLike", "MapFromArrays")
+_ASKING = ("CodegenFallback", "HigherOrderFunction", "InvokeLike", "MapFromArrays", "StructsToXml")
 _COMMON_PARTS = "spark.sql.subexpressionElimination.enabled"
 
 

@@ -36,7 +36,7 @@ TIME_ZONES = ("America/New_York", "Europe/Berlin", "Australia/Lord_Howe", "UTC",
 AT_ONCE = 40
 """So many expressions are a projection of Spark's."""
 _EXPRESSIONS = Path(__file__).parent / "column_expressions.txt"
-_NAMED = re.compile(r"(?:(\S+): )?((\w+)?.*)")
+_NAMED = re.compile(r"(?:([^\s(]+): )?((\w+)?.*)")
 NO_COLUMN = {
     "agg_funcs": "aggregates rows", "window_funcs": "is of a window", "generator_funcs": "makes rows, not a value",
     "table_funcs": "makes a table",

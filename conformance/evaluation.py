@@ -88,6 +88,7 @@ def condition_of(error: Any) -> str | None:
     cause = getattr(error, "java_exception", None)
     while cause is not None:
         with suppress(Py4JError, TypeError):
-            return cause.getCondition() if cause.getCondition() is not None else str(error)[:100]
+            if (condition := cause.getCondition()) is not None:
+                return str(condition)
         cause = cause.getCause()
     return str(error)[:100]
