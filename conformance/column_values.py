@@ -124,7 +124,7 @@ _TEXTS_OF = {
     "moment": _MOMENTS, "js": _JSON,
     "csv": _CSV, "xml": _XML, "url": _URLS,
 }  # fmt: skip
-_LETTERS = "aAbBcCzZ019 .,-_%é ß日😀"
+_CHARACTERS = "aAbBcCzZ019 .,-_%é ß日😀"
 _DAYS = (
     0, 1, -1, -719162, -719161, 2932896, 2932895, -141428, -141427, -141437, -25567, -25568, 19782,
     19723, 10956, 11016,
@@ -199,7 +199,7 @@ def _simple(draw: random.Random, kind: pa.DataType, *, special: bool) -> Any:
         digits = (0, 1, -1, 5, most, -most, 10**kind.scale % most) if special else [draw.randint(-most, most)]
         return decimal.Decimal(draw.choice(digits)).scaleb(-kind.scale, decimal.Context(prec=38))
     if types.is_string(kind):
-        return draw.choice(_TEXTS) if special else "".join(draw.choices(_LETTERS, k=draw.randint(0, 8)))
+        return draw.choice(_TEXTS) if special else "".join(draw.choices(_CHARACTERS, k=draw.randint(0, 8)))
     if types.is_binary(kind):
         return draw.choice(_BYTES) if special else draw.randbytes(draw.randint(0, 8))
     if types.is_date(kind):

@@ -37,11 +37,17 @@ AT_ONCE = 40
 """So many expressions are a projection of Spark's."""
 _EXPRESSIONS = Path(__file__).parent / "column_expressions.txt"
 _NAMED = re.compile(r"(?:([^\s(]+): )?((\w+)?.*)")
-NO_COLUMN = {
-    "agg_funcs": "aggregates rows", "window_funcs": "is of a window", "generator_funcs": "makes rows, not a value",
-    "table_funcs": "makes a table",
+OF_A_GROUP = {
+    "agg_funcs": "it aggregates rows", "window_funcs": "it is of a window", "generator_funcs": "it makes rows",
+    "table_funcs": "it makes a table",
 }  # fmt: skip
-"""Why a function of a group of Spark's has no expression."""
+OF_A_NAME = {
+    r"(hll|kll|theta|tuple)_.*|approx_top_k_estimate": "it takes a sketch, which an aggregate makes",
+    r".*_(avro|protobuf)": "it is in a jar that Spark does not come with",
+    r"schema_of_variant_agg|vector_(avg|sum)": OF_A_GROUP["agg_funcs"],
+    r"(session_)?window|window_time": "it is a window, not a value",
+}
+"""Why a function has no expression: by its group in Spark, or its name."""
 
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 130)
 
@@ -151,7 +157,8 @@ def without(spark: SparkSession, chosen: Sequence[Expression]) -> list[tuple[str
         if name not in covered:
             info = registry.lookupFunction(sql_class("catalyst.FunctionIdentifier")(name))
             group = str(info.get().getGroup()) if info.isDefined() else "table_funcs"
-            found.append((name, NO_COLUMN.get(group, "nobody has written one")))
+            by_name = [why for pattern, why in OF_A_NAME.items() if re.fullmatch(pattern, name)]
+            found.append((name, OF_A_GROUP.get(group) or [*by_name, "nobody has written one"][0]))
     return found
 
 
@@ -165,7 +172,7 @@ def report(outcomes: Sequence[Outcome], left_out: Sequence[tuple[str, str]]) -> 
                 table.add_row(escape(each.expression.text), "yes" if each.ansi else "no", escape(each.why))
             console.print(table)
     for why, names in _by_reason(left_out).items():
-        console.print(f"{len(names)} functions without an expression, {why}: {', '.join(names)}", highlight=False)
+        console.print(f"{len(names)} functions without an expression ({why}): {', '.join(names)}", highlight=False)
     counts = collections.Counter(each.by for each in outcomes)
     table = Table("evaluated by", "expressions", title="Expressions over columns, with ANSI mode and without")
     for by, text in (

@@ -66,7 +66,7 @@ def test_a_difference_is_noticed(
         (pa.array([1], pa.timestamp("us", "UTC")), pa.array([2], pa.timestamp("us", "UTC"))),
     ],
 )  # fmt: skip
-def test_values_are_told_apart(one: pa.Array, other: pa.Array) -> None:
+def test_values_that_differ_are_compared_as_different(one: pa.Array, other: pa.Array) -> None:
     assert comparable(one) == comparable(pa.concat_arrays([other, one]).slice(1)) != comparable(other)
 
 
