@@ -75,6 +75,7 @@ REST = (
 )
 """Tests for whose faults one of the first tier fails too."""
 EXHAUSTIVE = (
+    "tests/real/test_conformance_groups.py::test_all_groups_are_spark_s",
     "tests/scenarios/test_simulated_cluster.py::test_two_thousand_schedules_hold_and_converge",
     "tests/real/test_conformance_columns.py::test_all_expressions_are_spark_s",
     "tests/real/test_fuzz_programs.py::test_other_programs_with_each_commit",
