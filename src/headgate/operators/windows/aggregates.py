@@ -215,7 +215,7 @@ class _Sum(Accumulator):
     def __init__(self, of: str, kind: pa.DataType) -> None:
         self._of = of
         if pa.types.is_decimal(kind):
-            self.kind = pa.decimal128(min(38, kind.precision + 10), kind.scale)
+            self.kind = _sum_type(kind)
             held = _decimal_sum(kind)
         else:
             self.kind = held = pa.int64() if pa.types.is_integer(kind) else pa.float64()
@@ -226,6 +226,11 @@ class _Sum(Accumulator):
 
     def finish(self, partials: Sequence[Any]) -> Any:
         return _fitted(partials[0], self.kind, self._of)
+
+
+def _sum_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type that a sum of decimals has in Spark."""
+    return pa.decimal128(min(38, kind.precision + 10), kind.scale)
 
 
 def _decimal_sum(kind: pa.DataType) -> pa.DataType:
@@ -258,6 +263,7 @@ class _Average(Accumulator):
         if pa.types.is_decimal(kind):
             self.kind = pa.decimal128(min(38, kind.precision + 4), min(38, kind.scale + 4))
             held = _decimal_sum(kind)
+            self._sum_kind = _sum_type(kind)
         self.partials = (Partial(held, "sum", of), Partial(pa.int64(), "sum", of))
 
     def lift(self, values: Any, rows: int) -> list[Any]:
@@ -269,6 +275,7 @@ class _Average(Accumulator):
         some = pc.if_else(pc.equal(count, 0), None, count)  # null, as the sum is
         if not pa.types.is_decimal(self.kind):
             return pc.divide(total, some.cast(pa.float64()))
+        _fitted(total, self._sum_kind, self._of)  # an error in Spark, although the average might fit
         # Arrow's quotient has more digits than are wanted, and is cut after those: the rounding that follows is exact.
         digits = min(total.type.precision, 48)
         quotient = pc.divide(total.cast(pa.decimal256(digits, total.type.scale)), some.cast(pa.decimal256(19, 0)))

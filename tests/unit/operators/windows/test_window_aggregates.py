@@ -93,6 +93,9 @@ def test_of_decimals() -> None:
     wide = pa.array([Decimal(10**37), Decimal(10**37 * 9)], pa.decimal128(38, 0))
     with pytest.raises(OptionError, match="does not fit into decimal128"):
         aggregated(sum("v"), wide)
+    fine = pa.array([Decimal("0.9"), Decimal("0.9")], pa.decimal128(38, 38))
+    with pytest.raises(OptionError, match=r"avg\(v\): a result does not fit into decimal128\(38, 38\)"):
+        aggregated(avg("v"), fine)  # whose sum does not, as in Spark
 
 
 @pytest.mark.parametrize(
