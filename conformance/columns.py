@@ -3,7 +3,8 @@ rows, with `spark.sql.ansi.enabled` and without.
 
 The expressions are those of column_expressions.txt, at least one for each function and operator of Spark's that a row
 can have, the rows those of column_values.py. In ANSI mode an expression may fail on some rows: then the same rows fail,
-the first of them with the same error, and the others are equal.
+the first of them with the same error, and the others are equal. Aggregates, keys and windows, which are not of one row,
+are in `conformance.column_groups`.
 
 Texts that are no UTF-8 are compared as a continuous query shows them (docs/continuous.md).
 """
@@ -110,7 +111,10 @@ def run(arguments: argparse.Namespace) -> int:
     )
     spark.sparkContext.setLogLevel("OFF")
     chosen = expressions(arguments.only or ())
-    return report(compare(spark, chosen, ROWS, arguments.seed), [] if arguments.only else without(spark, chosen))
+    outcomes = compare(spark, chosen, ROWS, arguments.seed)
+    if arguments.only:
+        return report(outcomes, [])
+    return report([*outcomes, *in_groups(spark, arguments.seed)], without(spark, chosen))
 
 
 def compare(spark: SparkSession, chosen: Sequence[Expression], rows: int, seed: int) -> list[Outcome]:
@@ -128,6 +132,17 @@ def compare(spark: SparkSession, chosen: Sequence[Expression], rows: int, seed: 
                     shown = time.monotonic()
                     console.print(f"{len(outcomes)} of {2 * len(chosen)}", style="dim")
     return outcomes
+
+
+def in_groups(spark: SparkSession, seed: int) -> list[Outcome]:
+    """Return what became of aggregates, keys and windows, in both settings."""
+    from conformance import column_groups
+
+    return [
+        Outcome(Expression(each.function, each.query), ansi, each.by, why=each.why)
+        for ansi in (True, False)
+        for each in column_groups.compare(spark, seed, ansi=ansi)
+    ]
 
 
 @contextmanager
