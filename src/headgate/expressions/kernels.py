@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from headgate.errors import OptionError
 from headgate.expressions.casts import cast, local_time
-from headgate.expressions.key_bytes import key_bytes
+from headgate.expressions.key_bytes import key_bytes, key_value
 
 _SAMPLE, _FEW = 1024, 0.6
 """Of so many texts at most this part is different: they are worked on once each."""
@@ -425,6 +425,7 @@ def _timestamp_micros(values: pa.Array, *, time_zone: str, per_unit: int) -> pa.
 
 _plain("getfield", lambda values, *, name: pc.struct_field(values, name))
 _plain("key_bytes", key_bytes)
+_plain("key_value", key_value)
 
 
 @kernel("struct")

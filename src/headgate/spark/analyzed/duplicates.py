@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from headgate.expressions.expressions import Bound
+import pyarrow as pa
+
+from headgate.expressions.expressions import Bound, Call, Column
 from headgate.operators.deduplicate import Deduplicate
 from headgate.operators.exchange import Exchange
 from headgate.operators.key_hash import check_key_type
@@ -32,36 +34,42 @@ def deduplicated(before: Rows, node: JavaObject) -> Rows:
     whole = with_windows(before, node)
     by = output if name == "Distinct" else list(items(node.keys()))
     check_keys(by)
-    keys = [_column(whole, each) for each in by]
+    columns = [_column(whole, each) for each in by]
     timed = [each for each in output if is_event_time(each)]
     if len(timed) > 1:
         names = ", ".join(str(each.name()) for each in timed)
         raise unsupported(node, f"its rows have several event times, {names}: keep one, as in Spark")
     time = _column(whole, timed[0]) if timed else None
-    within_us = 0 if time in keys else None
+    within_us = 0 if time in columns else None
     if name == "DeduplicateWithinWatermark":
         if not timed:
             raise unsupported(node, "there is no watermark; call withWatermark before")
         within_us = int(timed[0].metadata().getLong(WATERMARK_DELAY)) * 1000
-    before, keys = _with_parts(whole, keys)
-    schema = before.node.schema
+    before, parts = _with_parts(whole, columns)
+    schema, keys = before.node.schema, [name for names in parts for name in names]
     for key in keys:
         check_key_type(repr(key), schema.field(key).type)
     made = Deduplicate(schema, keys, time=time, within_us=within_us)
     described = ", ".join(f"{each} {schema.field(each).type}" for each in keys)
     made.signature = f"first rows by {described}" + ("" if within_us is None else f", for {within_us // 1000} ms")
     after = before.then(Exchange(schema, "hash", keys=tuple(keys))).then(made)
-    return replace(after, node=after.projected(after.all()[: len(whole.node.schema)]))
+    shown = after.all()[: len(whole.node.schema)]
+    for name, (part, *others) in zip(columns, parts):
+        kind = schema.field(name).type
+        if not others and pa.types.is_nested(kind):  # with one zero and one NaN, as the operator does with numbers
+            value = Call("key_value", (Bound(schema.get_field_index(part), part),), {"kind": kind})
+            shown[schema.get_field_index(name)] = Column(value, name)
+    return replace(after, node=after.projected(shown))
 
 
-def _with_parts(before: Rows, keys: list[str]) -> tuple[Rows, list[str]]:
-    """Return rows with columns that stand for keys: the bounds of windows, the bytes of what is nested."""
+def _with_parts(before: Rows, keys: list[str]) -> tuple[Rows, list[list[str]]]:
+    """Return rows with columns that stand for each key: the bounds of a window, the bytes of what is nested."""
     columns, found = Columns(before.all()), []
     for key in keys:
         place = before.node.schema.get_field_index(key)
-        for part, node in key_parts(Bound(place, key), before.node.schema.field(place).type):
-            name = f"{key}.{part}" if part else key
-            found.append(columns.made[columns.place(node, name)].name_in_output)
+        parts = key_parts(Bound(place, key), before.node.schema.field(place).type)
+        names = [(node, f"{key}.{part}" if part else key) for part, node in parts]
+        found.append([columns.made[columns.place(*each)].name_in_output for each in names])
     return replace(before, node=before.projected(columns.made)), found
 
 
