@@ -261,6 +261,7 @@ class CheckpointCoordinator(Machine):
         self._look_ms: int | None = None  # not before; None: nothing was completed yet
         self._gone: frozenset[str] = frozenset()  # files of the last complete checkpoint, when it was looked
         self._unwritten = self._gone  # of them those that no complete checkpoint has written again since
+        self._tried = self._gone  # what complete ones were to write again since it was looked
         self._failed_in_row = 0  # since the last completion
         self._failed_since_start = 0  # of them those since the last failover: they count against the limit
         restored_epochs = () if restored is None else (
@@ -546,7 +547,7 @@ class CheckpointCoordinator(Machine):
             *(cp.AnswerRequest(each.request_id, pending.checkpoint_id) for each in pending.requests),
         ]
         self.latest, self._pending = manifest, None
-        self._unwritten -= pending.gone
+        self._unwritten, self._tried = self._unwritten - pending.gone, self._tried | pending.gone
         self._failed_in_row = self._failed_since_start = 0
         self._commits.add(manifest.epoch, _committables(pending.subtasks))
         self.state = "idle"
@@ -573,8 +574,9 @@ class CheckpointCoordinator(Machine):
         gone, before = frozenset(event.missing), self._gone
         self._gone = self._unwritten = gone
         new, back = tuple(sorted(gone - before)), tuple(sorted(before - gone))
-        if new:
+        if gone - self._tried:  # also what was there again meanwhile, and is gone once more
             self._due_ms = now_ms
+        self._tried = frozenset()
         return [cp.ReportLostFiles(event.checkpoint_id, new, back)] if new or back else []
 
     def _under_way(self) -> _Pending:

@@ -566,6 +566,24 @@ def test_files_are_looked_for_from_time_to_time_and_what_is_gone_is_written_agai
     assert not of(cp.LookForFiles, run.complete()), "who starts from the last one finds out"
 
 
+def test_what_is_deleted_again_before_it_was_looked_is_written_again_at_once() -> None:
+    run = running(CheckpointOptions(interval_ms=3_600_000, look_interval_ms=0))
+    for number in (1, 2):
+        run.complete()
+        run.notify(cp.Committed(number, {}))
+    run.notify(cp.FilesLooked(2, ("shared/a",)))
+    assert of(cp.LookForFiles, run.complete()) and run.gone == {"shared/a"}
+    run.notify(cp.Committed(3, {}), cp.CheckpointRequested(1, CheckpointKind.CHECKPOINT))
+    next_id = run.barriers()
+    assert run.notify(cp.FilesLooked(3, ("shared/a",))) == [], "it was there, but by now it is gone again"
+    run.acknowledge()
+    run.notify(cp.ManifestWritten(next_id, 10), cp.Committed(4, {}))
+    assert not run.gone and run.notify(cp.FilesLooked(4, ("shared/a",))) == []
+    assert run.machine.next_time_ms() == run.now_ms
+    run.complete()
+    assert run.gone == {"shared/a"}
+
+
 # The end.
 
 
