@@ -121,14 +121,14 @@ def _with_nulls(schema: pa.Schema) -> pa.Schema:
     """Return columns of which any part may be null, as our own are, so that none is cast.
 
     Where a struct is null, so are its fields that Spark says never are: Arrow's casts take that for an error. What they
-    make of nulls without a type in lists is no array.
+    make of nulls without a type in lists is no array. A variant stays one, whose parts are never null.
     """
     return pa.schema([_field_with_nulls(each) for each in schema])
 
 
 def _field_with_nulls(field: pa.Field) -> pa.Field:
     kind = field.type
-    if pa.types.is_struct(kind):
+    if pa.types.is_struct(kind) and not any(b"variant" in (each.metadata or ()) for each in kind):
         kind = pa.struct([_field_with_nulls(each) for each in kind])
     elif pa.types.is_map(kind):
         key = kind.key_field.with_type(_field_with_nulls(kind.key_field).type)
