@@ -86,7 +86,7 @@ PROGRAMS: dict[str, Callable[[DataFrame, DataFrame], DataFrame]] = {
     "arrays, and structs that have some": lambda left, right: left.join(
         right,
         F.expr("array(k, ln % 50) = array(key, rn % 50) AND struct(array(k) AS x) <=> struct(array(key) AS x)"),
-        "left_semi",
+        "inner",
     ),
     "null safe, on two keys": lambda left, right: left.join(
         right, left.k.eqNullSafe(right.key) & (left.ln % 50 == right.rn % 50)
