@@ -209,6 +209,8 @@ def equal_values(left: pa.Array, right: pa.Array) -> Any:
 
 def _plain(key: pa.Array) -> pa.Array:
     """Return a key as Arrow compares it."""
+    if pa.types.is_null(key.type):
+        return key.cast(pa.int8())  # nulls that can be compared
     return key_bytes(key) if pa.types.is_nested(key.type) else plain_key(key)
 
 
