@@ -148,18 +148,14 @@ def in_groups(spark: SparkSession, seed: int) -> list[Outcome]:
 @contextmanager
 def settings(spark: SparkSession, ansi: bool, time_zone: str) -> Iterator[None]:
     """Set what counts for expressions, for a while."""
+    from conformance.column_groups import settings as changed
+
     wanted = {
         "spark.sql.ansi.enabled": str(ansi).lower(), "spark.sql.session.timeZone": time_zone,
         "spark.sql.timeType.enabled": "true",
     }  # fmt: skip
-    before = {name: spark.conf.get(name, None) for name in wanted}
-    try:
-        for name, value in wanted.items():
-            spark.conf.set(name, value)
+    with changed(spark, wanted):
         yield
-    finally:
-        for name, old in before.items():
-            spark.conf.unset(name) if old is None else spark.conf.set(name, old)
 
 
 def without(spark: SparkSession, chosen: Sequence[Expression]) -> list[tuple[str, str]]:

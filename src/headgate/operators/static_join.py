@@ -20,10 +20,9 @@ import pyarrow.compute as pc
 from headgate.errors import OptionError
 from headgate.expressions.compiled import Run, compiled
 from headgate.expressions.expressions import Node
-from headgate.expressions.key_bytes import key_bytes
 from headgate.operators.key_hash import key_hash
 from headgate.operators.operator import Emit, Operator
-from headgate.operators.windows.windowed import plain_key
+from headgate.operators.windows.windowed import comparable_key
 
 JoinKind = Literal["inner", "left", "semi", "anti"]
 _indexing = threading.Lock()
@@ -87,7 +86,7 @@ class StaticTable:
 
     def _indexed(self) -> tuple[Any, Any, list[pa.Array]]:
         many = len(self.null_safe)
-        keys = [_plain(_one(each)) for each in self._table.columns[-many:]]
+        keys = [comparable_key(_one(each)) for each in self._table.columns[-many:]]
         kept = np.flatnonzero(matchable(keys, self.null_safe))
         hashes = key_hash(keys)[kept]
         order = np.argsort(hashes, kind="stable")
@@ -174,7 +173,7 @@ class StaticJoin(Operator):
     def _pairs(self, batch: pa.RecordBatch) -> tuple[Any, Any]:
         """Return the places of equal rows here and in the table, in the order of those here."""
         _, hashes, of_table = self.table.index()
-        keys = [_plain(batch.column(each)) for each in self._keys]
+        keys = [comparable_key(batch.column(each)) for each in self._keys]
         wanted = key_hash(keys)
         begin = np.searchsorted(hashes, wanted, "left")
         counts = np.searchsorted(hashes, wanted, "right") - begin
@@ -199,19 +198,14 @@ class StaticJoin(Operator):
 
 def equal_values(left: pa.Array, right: pa.Array) -> Any:
     """Return where two columns have the same value; null is null, and NaN is NaN."""
+    if pa.types.is_null(left.type):  # which Arrow does not compare
+        return np.ones(len(left), bool)
     equal = pc.equal(left, right).fill_null(False)
     equal = pc.or_(equal, pc.and_(left.is_null(), right.is_null()))
     if pa.types.is_floating(left.type):
         nan = pc.and_(pc.is_nan(left).fill_null(False), pc.is_nan(right).fill_null(False))
         equal = pc.or_(equal, nan)
     return equal.to_numpy(zero_copy_only=False)
-
-
-def _plain(key: pa.Array) -> pa.Array:
-    """Return a key as Arrow compares it."""
-    if pa.types.is_null(key.type):
-        return key.cast(pa.int8())  # nulls that can be compared
-    return key_bytes(key) if pa.types.is_nested(key.type) else plain_key(key)
 
 
 def _one(column: Any) -> Any:

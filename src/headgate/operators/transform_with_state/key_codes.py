@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from headgate.expressions.key_bytes import key_bytes, key_value
 from headgate.operators.transform_with_state.row_codec import RowCodec, make_row
-from headgate.operators.windows.windowed import plain_key
+from headgate.operators.windows.windowed import comparable_key, plain_key
 
 
 class KeyCodes:
@@ -72,7 +72,6 @@ def _normal(column: pa.Array) -> pa.Array:
 
 def _codes(column: pa.Array) -> npt.NDArray[np.int64]:
     """Return a number for each value, the same for the same."""
-    plain = key_bytes(column) if pa.types.is_nested(column.type) else plain_key(column)
-    encoded = plain.dictionary_encode(null_encoding="encode")
+    encoded = comparable_key(column).dictionary_encode(null_encoding="encode")
     codes: npt.NDArray[np.int64] = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
     return codes

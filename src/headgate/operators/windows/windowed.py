@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headgate.errors import CorruptStateError, UnsupportedVersionError
-from headgate.expressions.key_bytes import key_value
+from headgate.expressions.key_bytes import key_bytes, key_value
 from headgate.operators.key_hash import key_groups
 from headgate.operators.mapped_files import give_back, give_back_freed
 from headgate.operators.operator import Emit, KeyedChunk, KeyedOperator, RestoredChunk
@@ -455,6 +455,11 @@ def plain_key(values: Any) -> Any:
         return values
     numbers = pc.add(values, pa.scalar(0.0, values.type))
     return pc.if_else(pc.is_nan(numbers), pa.scalar(float("nan"), values.type), numbers)
+
+
+def comparable_key(values: pa.Array) -> pa.Array:
+    """Return a key as Arrow compares it: equal where Spark's keys are, and null where it is."""
+    return key_bytes(values) if pa.types.is_nested(values.type) else plain_key(values)
 
 
 def _serialized(table: Any, columns: Sequence[str]) -> bytes:
