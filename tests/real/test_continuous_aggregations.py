@@ -16,7 +16,7 @@ from headgate.connectors.files.sink import writer
 from headgate.errors import OptionError
 from headgate.operators import complete_results
 from headgate.spark.continuous import foreach_batch
-from tests.real.running_queries import PATIENCE_S, numbers, stop_all, wait_until
+from tests.real.running_queries import PATIENCE_S, held_numbers, stop_all, wait_until
 from tests.real.test_continuous_dataframe import finished, generated, in_order
 
 Program = Callable[[DataFrame], DataFrame]
@@ -208,7 +208,9 @@ def test_a_result_is_sorted_and_cut_as_a_whole(spark: SparkSession) -> None:
 
 def test_a_limit_is_of_all_rows_that_there_ever_are(spark: SparkSession, tmp_path: Path) -> None:
     """Through a rescale and a restart, before and after a filter, in append mode; and before an aggregation."""
-    rows = numbers(spark, rows=6000, rate=1000).limit(3000).where("value % 2 = 0").limit(999)
+    may_end = tmp_path / "may-end"
+    # Three of four splits, which is what is read before it may end, have fewer than the limit.
+    rows = held_numbers(spark, may_end, rows=2000).limit(1999).where("value % 8 < 4").limit(999)
 
     def start(savepoint: str | None = None) -> headgate.ContinuousQuery:
         made = headgate.continuous(rows, parallelism=2).writeStream.format("memory").option("slots", "threads")
@@ -222,6 +224,7 @@ def test_a_limit_is_of_all_rows_that_there_ever_are(spark: SparkSession, tmp_pat
     query.stop(savepoint=str(tmp_path / "savepoint"))
     before = query.table()["value"].to_pylist()
     query = start(str(tmp_path / "savepoint"))
+    may_end.touch()
     assert query.awaitTermination(PATIENCE_S), query.status
     # What the savepoint had may be in both tables.
     after = query.table()["value"].to_pylist()
