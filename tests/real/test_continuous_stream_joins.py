@@ -88,8 +88,10 @@ PROGRAMS: dict[str, Callable[[DataFrame, DataFrame], DataFrame]] = {
         F.expr("array(k, ln % 50) = array(key, rn % 50) AND struct(array(k) AS x) <=> struct(array(key) AS x)"),
         "inner",
     ),
-    "null safe, on two keys": lambda left, right: left.join(
-        right, left.k.eqNullSafe(right.key) & (left.ln % 50 == right.rn % 50)
+    "null safe, also without a type": lambda left, right: (
+        left.withColumn("v", F.lit(None))
+        .join(right.withColumn("w", F.lit(None)), F.expr("k <=> key AND ln % 50 = rn % 50 AND v <=> w"))
+        .drop("v", "w")
     ),
     "the event time is a key": lambda left, right: left.withColumn("second", F.col("ln") * 2).join(
         right.withColumnRenamed("rt", "lt"), "lt", "full"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -129,6 +130,7 @@ def streams_joined(rows: Sequence[Rows], node: JavaObject) -> Rows:
         raise unsupported(node, f"there is no join of two streams of the type {how}")
     if session.streams:
         check_streaming(node, "append")
+    node = _comparable(node)
     found = option(singleton("catalyst.planning.ExtractEquiJoinKeys").unapply(node))
     if found is None:
         raise unsupported(node, "it has no condition that columns of the two streams are equal, as Spark's needs one")
@@ -157,6 +159,26 @@ def streams_joined(rows: Sequence[Rows], node: JavaObject) -> Rows:
         places=sides[0].places if kind in ("semi", "anti") else places,
         windows={},
     )
+
+
+def _comparable(node: JavaObject) -> JavaObject:
+    """Return a join in which ``<=>`` of values without a type asks whether both are null.
+
+    Spark puts a default in the place of a null that is equal to null, and the default of that type is null, too.
+    """
+    condition = option(node.condition())
+    found = [] if condition is None else conjuncts(condition)
+    is_null, equal, both = (sql_class(f"catalyst.expressions.{name}") for name in ("IsNull", "EqualTo", "And"))
+    made = [
+        equal(is_null(each.left()), is_null(each.right()))
+        if class_of(each) == "EqualNullSafe" and each.left().dataType().typeName() == "void"
+        else each
+        for each in found
+    ]
+    if all(one is other for one, other in zip(made, found)):
+        return node
+    join, some = sql_class("catalyst.plans.logical.Join"), class_named("scala.Option").apply
+    return join(node.left(), node.right(), node.joinType(), some(reduce(both, made)), node.hint())
 
 
 class _Joined:
