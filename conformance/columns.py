@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import collections
 import json
-import os
 import re
 import sys
 import time
@@ -27,6 +26,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+
+from conformance.spark import session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -103,13 +104,7 @@ def expressions(only: Sequence[str] = ()) -> list[Expression]:
 
 def run(arguments: argparse.Namespace) -> int:
     """Compare all; 1: a result was different."""
-    from pyspark.sql import SparkSession
-
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    spark = (
-        SparkSession.builder.master("local[1]").appName("conformance").config("spark.ui.enabled", "false").getOrCreate()
-    )
-    spark.sparkContext.setLogLevel("OFF")
+    spark = session()
     chosen = expressions(arguments.only or ())
     outcomes = compare(spark, chosen, ROWS, arguments.seed)
     if arguments.only:

@@ -73,15 +73,27 @@ def examples(spark: SparkSession, only: Sequence[str] = ()) -> Iterator[tuple[st
                 yield name, query
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Compare all examples; 1: a result was different."""
+def session() -> SparkSession:
+    """Start Spark; neither it nor PySpark prints the errors that examples are to end with."""
+    from pyspark.logger import PySparkLogger
     from pyspark.sql import SparkSession
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     spark = (
-        SparkSession.builder.master("local[1]").appName("conformance").config("spark.ui.enabled", "false").getOrCreate()
+        SparkSession.builder.master("local[1]")
+        .appName("conformance")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .getOrCreate()
     )
     spark.sparkContext.setLogLevel("OFF")
+    PySparkLogger.getLogger("SQLQueryContextLogger").disabled = True
+    return spark
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Compare all examples; 1: a result was different."""
+    spark = session()
     outcomes = compare(spark, arguments.only or (), arguments.every)
     return report(outcomes)
 
