@@ -191,6 +191,7 @@ class StageChain:
             for uid in (*self._operators, *self._outputs, *([SINK_UID] if self._stage.has_sink else []))
         }
         self._entered = dict.fromkeys(schemas, 0)  # rows of each input that operators were given
+        self._together: Counter[str] = Counter()  # rows that each part got since the last of them
         self._arrived = {  # and how many came of them to all that is downstream
             uid: {each: 0 for first in self._feeds[uid] for each in self._fed_by(first)} for uid in schemas
         }
@@ -466,6 +467,7 @@ class StageChain:
         """Queue rows for the first operators."""
         if batch.num_rows:
             self._entered[source] += batch.num_rows
+            self._together.clear()
             self._waiting.extend(_Rows(*to, batch, source, split) for to in self._inputs_of[source])
 
     def _step(self, item: _Rows | _Note | _Step) -> None:
@@ -517,6 +519,7 @@ class StageChain:
         if rows < item.batch.num_rows:
             self._waiting.appendleft(msgspec.structs.replace(item, batch=item.batch.slice(rows)))
             item = msgspec.structs.replace(item, batch=item.batch.slice(0, rows))
+        self._together[item.uid] += rows
         began_ms = self._clock_ms()
         self.under_way = UnderWay(item.uid, began_ms)
         if item.uid == SINK_UID:
@@ -543,7 +546,7 @@ class StageChain:
         if item.uid == SINK_UID and self._waits_for_rows():
             self._written = rows, began_ms
         else:
-            slices.took(rows, took_ms)
+            slices.took(rows, took_ms, self._together[item.uid])
         figures = self._figures[item.uid]
         figures.rows_in += rows
         figures.busy_ms += took_ms

@@ -80,8 +80,12 @@ class SliceController:
         """Return how long a call with so many rows is expected to take, in milliseconds; infinite before the first."""
         return self._fixed_ms + self._row_ms * rows if self._sizes else math.inf
 
-    def took(self, rows: int, duration_ms: float) -> None:
-        """Take note of how long a call with so many rows took, in milliseconds."""
+    def took(self, rows: int, duration_ms: float, together: int = 0) -> None:
+        """Take note of how long a call with so many rows took, in milliseconds.
+
+        ``together``: how many rows it had with those calls before it that had to be made at once as well: what explodes
+        a row may do so in many batches, and who asks how large a call may be sends so much that all of them fit.
+        """
         expected_ms = self._fixed_ms + self._row_ms * rows
         slow = bool(self._sizes) and duration_ms > max(2 * expected_ms, self._call_ms / 2)
         known = rows.bit_length() in self._sizes
@@ -96,8 +100,8 @@ class SliceController:
         self._fit()
         for_rows_ms = max(self._call_ms - self._fixed_ms, self._fixed_ms * _ROWS_SHARE)
         fitting = int(min(for_rows_ms / self._row_ms, _MOST_ROWS)) if self._row_ms > 0 else _MOST_ROWS
-        whole = rows >= self.rows  # only such a call says that larger ones are well
-        most = min(_MOST_ROWS, self.rows * _GROWTH if whole else self.rows)
+        whole = rows >= self.rows
+        most = min(_MOST_ROWS, max(self.rows, _GROWTH * min(self.rows, max(rows, together))))
         self.rows = max(1, min(fitting, most))
         self._calls += 1
         alone = len(self._sizes) == 1 and self.rows.bit_length() == rows.bit_length()

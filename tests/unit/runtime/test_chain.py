@@ -147,6 +147,37 @@ def test_what_a_source_emits_is_begun_in_slices_of_a_slow_function_downstream(sh
     assert share > 1 or chain.figures().rows_in == {"numbers": 2_000}
 
 
+@pytest.mark.parametrize("row_ms", [0.001, 5.0])
+@pytest.mark.parametrize(("batches", "rows"), [(1, 5), (1, 100), (3, 3), (30, 1)])
+def test_what_makes_many_rows_of_one_does_not_keep_slices_small(batches: int, rows: int, row_ms: float) -> None:
+    """In one batch or, as windows and unions with branches of one stream do, in many; and a slow function is held."""
+
+    sizes = []
+
+    def exploded(given: Batches) -> Iterator[pa.RecordBatch]:
+        for batch in given:
+            sizes.append(batch.num_rows)
+            for _ in range(batches):
+                yield numbers(*(n for n in batch.column("n").to_pylist() for _ in range(rows)))
+
+    clock = Clock()
+    function = Recording(took=lambda rows: setattr(clock, "now_ms", clock.now_ms + rows * row_ms))
+    chain, sink = chain_of(source().then(MapInArrow(exploded, NUMBERS)).then(function), clock_ms=clock)
+    chain.input("numbers").on_batch(numbers(*range(200)), "a")
+    waited = []
+    while chain.entry_waits:
+        began_ms = clock.now_ms
+        chain.process_some()
+        while chain.waits:
+            chain.process_some(entry=False)
+        waited.append(clock.now_ms - began_ms)
+    assert len(sink.rows) == 200 * batches * rows
+    if row_ms < 1:
+        assert len(sizes) <= 8, "one row, eight times as many, and so on"
+    else:
+        assert max(waited) <= max(2 * CALL_MS + MAIL_MS, 1.1 * batches * rows * row_ms)
+
+
 def test_what_waits_at_the_entry_is_known_by_split_and_how_long_it_takes() -> None:
     clock = Clock()
     slow = Recording(took=lambda rows: setattr(clock, "now_ms", clock.now_ms + rows * 5.0))
