@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import doctest
-import importlib
 import inspect
 import pickle
-import pkgutil
 from collections.abc import Iterator
 
 import msgspec
@@ -117,15 +114,3 @@ def test_an_option_error_is_a_value_error() -> None:
 @pytest.mark.parametrize("error_type", sorted(all_errors(), key=lambda each: each.__name__))
 def test_every_error_says_in_its_docstring_what_it_is(error_type: type[HeadgateError]) -> None:
     assert error_type.__doc__ and error_type.__name__ in (headgate.errors.__doc__ or "") + "HeadgateError"
-
-
-def modules() -> Iterator[str]:
-    for package in (headgate.source, headgate.readers, headgate.task, headgate.testing):
-        yield package.__name__
-        for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
-            yield module.name
-
-
-@pytest.mark.parametrize("name", list(modules()))
-def test_the_examples_in_docstrings_run(name: str) -> None:
-    assert doctest.testmod(importlib.import_module(name)).failed == 0

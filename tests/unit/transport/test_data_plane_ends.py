@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import doctest
 from collections.abc import Callable
-from types import ModuleType
 
 import pyarrow as pa
 import pytest
 
 from headgate.errors import InternalError, TransportError
 from headgate.protocol.channels import Buffer, ChannelId, Element, ProducerEnded, ProducerIdle, WatermarkPassed
-from headgate.transport import channel_ends
 from headgate.transport.channel_ends import OfferedChannel, OrderedCalls
 from headgate.transport.local_link import LocalConsumer
 
@@ -63,11 +60,6 @@ class _Consumer:
 
     def on_broken(self, error: TransportError) -> None:
         self._ends.note(("consumer broken", error.reason))
-
-
-@pytest.mark.parametrize("module", [channel_ends])
-def test_examples_in_docstrings(module: ModuleType) -> None:
-    assert doctest.testmod(module) == (0, doctest.testmod(module).attempted)
 
 
 def test_calls_made_from_a_call_wait_for_its_end() -> None:

@@ -113,6 +113,7 @@ class Autoscaler(Machine):
 
     Examples
     --------
+    >>> from headgate.coordinator.autoscaler.figures import SubtaskBusy
     >>> options = AutoscalerOptions(min_parallelism=1, max_parallelism=8, window_ms=1000, stabilization_ms=0)
     >>> machine = Autoscaler(options)
     >>> busy = (SubtaskBusy("parse", 0, 1.0),)

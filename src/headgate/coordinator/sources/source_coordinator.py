@@ -88,6 +88,8 @@ class SourceCoordinator(Machine):
     >>> came = msg.ReaderRegistered(stage=0, execution=1, source="numbers", host="here")
     >>> machine.handle(src.FromReader(0, came), 0)
     [CallEnumerator(incarnation=1, call=AddReader(subtask=0, host='here', reported_splits=(), held=()))]
+    >>> machine.handle(src.LogAppended(1), 0)
+    []
     >>> a = SplitState("a", b"...")
     >>> [order] = machine.handle(src.SplitsAssigned(1, {0: (a,)}), 0)  # logged first, and sent once it is durable
     >>> [(type(record).__name__, record.subtask, record.splits == (a,)) for record in order.records]
