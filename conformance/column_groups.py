@@ -304,19 +304,21 @@ class Inputs:
         return reader.schema(self.batch(rows).schema).load(self._path(rows))
 
 
-def compare(spark: SparkSession, seed: int, *, ansi: bool, part: int = 0, of: int = 1) -> list[Outcome]:
-    """Return what became of the cases, or of one part of so many, in a setting of ``spark.sql.ansi.enabled``."""
+def compare(spark: SparkSession, seed: int, *, ansi: bool, part: int = 0, of: int = 1) -> Iterator[Outcome]:
+    """Yield what became of the cases, or of one part of so many, in a setting of ``spark.sql.ansi.enabled``."""
     changed = {**_ORDERLY, "spark.sql.ansi.enabled": str(ansi).lower()}
     with tempfile.TemporaryDirectory(prefix="columns-") as folder, settings(spark, changed):
         inputs = Inputs(spark, Path(folder), seed)
         chosen = aggregates(ansi=ansi)[part::of]
         wanted = [each for each in chosen if not each.alone]
-        found = aggregated(inputs, wanted[::10], "")
+        yield from aggregated(inputs, wanted[::10], "")
         for each in chosen:
-            found += aggregated(inputs, [each], "small") if each.alone else []
+            if each.alone:
+                yield from aggregated(inputs, [each], "small")
         for begin in range(0, len(wanted), _TOGETHER):
-            found += aggregated(inputs, wanted[begin : begin + _TOGETHER], "small")
-        return [*found, *(run(inputs, each) for each in [*keys(), *windows()][part::of])]
+            yield from aggregated(inputs, wanted[begin : begin + _TOGETHER], "small")
+        for program in [*keys(), *windows()][part::of]:
+            yield run(inputs, program)
 
 
 @contextmanager

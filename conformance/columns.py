@@ -133,11 +133,15 @@ def in_groups(spark: SparkSession, seed: int) -> list[Outcome]:
     """Return what became of aggregates, keys and windows, in both settings."""
     from conformance import column_groups
 
-    return [
-        Outcome(Expression(each.function, each.query), ansi, each.by, why=each.why)
-        for ansi in (True, False)
-        for each in column_groups.compare(spark, seed, ansi=ansi)
-    ]
+    outcomes: list[Outcome] = []
+    shown = time.monotonic()
+    for ansi in (True, False):
+        for each in column_groups.compare(spark, seed, ansi=ansi):
+            outcomes.append(Outcome(Expression(each.function, each.query), ansi, each.by, why=each.why))
+            if time.monotonic() - shown > 5:
+                shown = time.monotonic()
+                console.print(f"{len(outcomes)} aggregates, keys and windows", style="dim")
+    return outcomes
 
 
 @contextmanager

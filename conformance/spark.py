@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import collections
 import json
+import logging
 import os
 import re
 import sys
@@ -74,7 +75,7 @@ def examples(spark: SparkSession, only: Sequence[str] = ()) -> Iterator[tuple[st
 
 
 def session() -> SparkSession:
-    """Start Spark; neither it nor PySpark prints the errors that examples are to end with."""
+    """Start Spark; neither it nor PySpark nor a query prints the errors that examples are to end with."""
     from pyspark.logger import PySparkLogger
     from pyspark.sql import SparkSession
 
@@ -88,6 +89,7 @@ def session() -> SparkSession:
     )
     spark.sparkContext.setLogLevel("OFF")
     PySparkLogger.getLogger("SQLQueryContextLogger").disabled = True
+    logging.getLogger("headgate").setLevel(logging.CRITICAL)
     return spark
 
 

@@ -115,7 +115,8 @@ def _round(values: pa.Array, *, time_zone: str, scale: int) -> pa.Array:
         return pc.round(values, scale, round_mode="half_towards_infinity")
     numbers = np.asarray(values.fill_null(0)).astype(np.float64)
     unit, size = 10.0**scale, np.abs(numbers)
-    scaled = size * unit
+    with np.errstate(over="ignore"):  # as infinity it is a whole number
+        scaled = size * unit
     below = np.floor(scaled)
     # Spark rounds the number as it is written: 2.675 is a half, though its nearest double is less.
     rounded = np.where((below + 0.5) / unit == size, below + 1, np.floor(scaled + 0.5)) / unit

@@ -400,7 +400,7 @@ def merged_moments(moments: Any, groups: Any) -> Any:
     starts = np.flatnonzero(np.concatenate([[True], groups[1:] != groups[:-1]]))
     sizes = np.diff(np.append(starts, len(groups)))
     some = np.add.reduceat(counts, starts)
-    with np.errstate(invalid="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):  # as in Java
         base = means[starts]  # sums of distances from it lose no digits, and do not overflow
         mean = base + np.add.reduceat(counts * (means - np.repeat(base, sizes)), starts) / np.maximum(some, 1)
         apart = means - np.repeat(mean, sizes)

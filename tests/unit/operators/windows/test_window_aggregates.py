@@ -178,6 +178,16 @@ def test_variances_are_those_of_all_values_however_they_are_merged(
     assert found == pytest.approx(expected, rel=1e-6, abs=1e-6, nan_ok=True)
 
 
+def test_moments_that_overflow_are_no_warning() -> None:
+    """Which pytest takes for an error."""
+    made = accumulator_of(Aggregate("var_pop", Bound(0, "x")), pa.float64())
+    (parts,) = made.lift(pa.array([1e308, -1e308]), 2)
+    (partial,) = made.partials
+    assert partial.merge_buffers is not None
+    (found,) = made.finish([partial.merge_buffers(parts, np.zeros(2))]).to_pylist()
+    assert not math.isfinite(found)
+
+
 STRUCTS = st.lists(
     st.none()
     | st.fixed_dictionaries({
