@@ -59,6 +59,7 @@ EXPRESSIONS = (
     "date_add(DATE'2024-02-28', CAST(n % 3 AS INT)) AS leap",
     "months_between(at, TIMESTAMP'2020-01-31 10:00:00') AS months",
     "encode(text, 'UTF-16BE') AS bytes",
+    "array(if(n % 3 = 0, struct(), NULL)) AS without_fields",
     "transform(sequence(0, n % 3), x -> CAST(unhex(sha2(text || x, 256)) AS STRING)) AS no_text",
 )
 

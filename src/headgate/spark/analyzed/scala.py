@@ -205,7 +205,7 @@ def column_type(data_type: JavaObject) -> pa.DataType:
 def _arrow_type(spelled: str, text: str) -> pa.DataType:
     if has_collation(text):
         raise UnsupportedTypeError(f"the type {text}, whose texts do not compare byte by byte")
-    if "interval" in text or "variant" in text or "time(" in text:
+    if any(each in text for each in ("interval", "variant", "time(", "struct<>")):
         raise UnsupportedTypeError(f"the type {text}")
     return _column_type(spelled, text)
 
