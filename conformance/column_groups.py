@@ -130,7 +130,7 @@ _SIMPLE = (*_NUMBERS, "p", "k", "s", "b", "day", "at", "ntz")
 _NESTED = ("ap", "ai", "af", "ad", "as", "ab", "aday", "aat", "aai", "arow", "row", "deep")
 _MAPS = ("msi", "mis", "mfp", "mda", "mrow", "mmm", "am")
 _MODERATE = {
-    "f32": "abs(f32) NOT BETWEEN 1e9 AND 1e39", "f64": "abs(f64) NOT BETWEEN 1e9 AND 1.7e308",
+    "f32": "abs(f32) NOT BETWEEN 1e9 AND 1e39", "f64": "abs(f64) NOT BETWEEN 1e9 AND 1.7976931348623157e308",
     "i64": "i64 BETWEEN -100000000000 AND 100000000000",
     "d38": "d38 BETWEEN -1000000000000 AND 1000000000000", "d38b": "d38b BETWEEN -0.01 AND 0.01",
 }  # fmt: skip
@@ -196,8 +196,9 @@ def _of(template: str, column: str, how: How = How.EXACT, *, alone: bool = False
 
 _KEYS = (
     *_SIMPLE, "q", "cased", *_DERIVED, "ai", "af", "as", "aai", "arow", "row", "deep", "struct(f64, k)",
-    "struct(d9, at)", "struct(struct(p, b))", "msi",
+    "struct(d9, at)", "struct(if(n >= 0, struct(p, b), NULL))", "msi",
 )  # fmt: skip
+"""A struct in another may be null, or else PySpark cannot collect what an outer join makes of it."""
 
 
 def keys() -> Iterator[Program]:
@@ -355,7 +356,10 @@ def aggregated(inputs: Inputs, wanted: Sequence[Aggregate], group: str) -> list[
         ours, by_catalyst = continuously(lambda: made(inputs.stream(ROWS)), 1, catch=alone)
         if isinstance(ours, Failed) and ours.refused:
             return [refused(wanted[0].function, wanted[0].sql, ours.error)]
-        theirs = by_spark(lambda: made(inputs.batch(ROWS)), catch=alone)
+        # Uncompiled, Spark's aggregates keep texts with a collation where the next row is put.
+        compiled = {"spark.sql.codegen.factoryMode": "FALLBACK"} if "collate" in sql else {}
+        with settings(inputs.spark, compiled):
+            theirs = by_spark(lambda: made(inputs.batch(ROWS)), catch=alone)
     except Exception:
         if alone:
             raise
