@@ -110,6 +110,11 @@ def partition_columns(
             raise _refused(
                 f"Partition column {each} not found in existing columns ({', '.join(schema.names)}).", wanted
             )
+        if len(matching) > 1:
+            raise _refused(
+                f"[COLUMN_ALREADY_EXISTS] Both columns `{matching[0]}` and `{matching[1]}` are the one of partitionBy: "
+                "Spark reads names without regard to case, unless spark.sql.caseSensitive is true. Rename one.", wanted,
+            )  # fmt: skip
         if matching[0] in found:
             raise _refused(f"[COLUMN_ALREADY_EXISTS] partitionBy names the column `{matching[0]}` twice.", wanted)
         found.append(matching[0])

@@ -80,6 +80,8 @@ def test_columns_whose_names_differ_only_in_case_are_two_where_case_counts() -> 
     assert made._folders.columns == ("A",)
     with pytest.raises(OptionError, match="Partition column V not found"):
         FilesSink("json", {"path": "/x"}, schema, ["V"], case_sensitive=True)
+    with pytest.raises(OptionError, match=r"COLUMN_ALREADY_EXISTS.*`a` and `A`.*Rename one"):
+        FilesSink("json", {"path": "/x"}, schema, ["A"])
 
 
 @pytest.mark.parametrize(
