@@ -105,7 +105,7 @@ class ForgetsWhenConnected(Unchecked):
 
 
 def test_flink_38544_records_lost_when_channels_are_rewired_is_found() -> None:
-    first_found(LOST, 24, {InputGate: ForgetsWhenConnected}, of=keyed)
+    first_found(LOST, 41, {InputGate: ForgetsWhenConnected}, of=keyed)
 
 
 def test_flink_31963_a_stateless_stage_beside_an_exchange_is_found() -> None:
@@ -275,7 +275,7 @@ class IdleOneByOne(InputGate):
 
 def test_a_valve_that_waits_for_nobody_who_is_idle_together_is_found() -> None:
     """The sources were idle, and one of them is heard of again: first by one subtask, then by the others."""
-    first_found(LATE, 22, {InputGate: IdleOneByOne}, of=in_time)
+    first_found(LATE, 106, {InputGate: IdleOneByOne}, of=in_time)
 
 
 class PassesIdleInputs(WatermarkFlow):
@@ -379,7 +379,7 @@ class SnapshotsInPhaseOne(Unchecked):
 
 
 def test_a_snapshot_in_phase_one_is_found() -> None:
-    first_found(LOST, 158, {InputGate: SnapshotsInPhaseOne}, of=keyed)
+    first_found(LOST, 174, {InputGate: SnapshotsInPhaseOne}, of=keyed)
 
 
 class LeavesOutSpilled(Unchecked):

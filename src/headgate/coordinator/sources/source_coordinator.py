@@ -83,13 +83,11 @@ class SourceCoordinator(Machine):
     Examples
     --------
     >>> machine = SourceCoordinator("numbers", reassigns_on_recovery=False, parallelism=1)
-    >>> machine.handle(src.SourceStarted(), 0)[-1]
+    >>> [*machine.handle(src.SourceStarted(), 0), *machine.handle(src.LogAppended(1), 0)][-1]
     StartEnumerator(incarnation=1, state=None, checkpoint_id=0, holders={}, assigned={}, returned={})
     >>> came = msg.ReaderRegistered(stage=0, execution=1, source="numbers", host="here")
     >>> machine.handle(src.FromReader(0, came), 0)
     [CallEnumerator(incarnation=1, call=AddReader(subtask=0, host='here', reported_splits=(), held=()))]
-    >>> machine.handle(src.LogAppended(1), 0)
-    []
     >>> a = SplitState("a", b"...")
     >>> [order] = machine.handle(src.SplitsAssigned(1, {0: (a,)}), 0)  # logged first, and sent once it is durable
     >>> [(type(record).__name__, record.subtask, record.splits == (a,)) for record in order.records]
