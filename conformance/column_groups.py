@@ -17,7 +17,6 @@ import math
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -28,7 +27,7 @@ import pyarrow.parquet as pq
 
 import headgate
 from conformance import column_values
-from conformance.spark import Outcome
+from conformance.spark import Outcome, changed_settings
 from headgate.errors import OptionError, UnsupportedOperationError
 from headgate.graph.plan import PlanNode
 from headgate.operators.windows.catalyst_aggregate import CatalystAggregate
@@ -308,7 +307,7 @@ class Inputs:
 def compare(spark: SparkSession, seed: int, *, ansi: bool, part: int = 0, of: int = 1) -> Iterator[Outcome]:
     """Yield what became of the cases, or of one part of so many, in a setting of ``spark.sql.ansi.enabled``."""
     changed = {**_ORDERLY, "spark.sql.ansi.enabled": str(ansi).lower()}
-    with tempfile.TemporaryDirectory(prefix="columns-") as folder, settings(spark, changed):
+    with tempfile.TemporaryDirectory(prefix="columns-") as folder, changed_settings(spark, changed):
         inputs = Inputs(spark, Path(folder), seed)
         chosen = aggregates(ansi=ansi)[part::of]
         wanted = [each for each in chosen if not each.alone]
@@ -320,19 +319,6 @@ def compare(spark: SparkSession, seed: int, *, ansi: bool, part: int = 0, of: in
             yield from aggregated(inputs, wanted[begin : begin + _TOGETHER], "small")
         for program in [*keys(), *windows()][part::of]:
             yield run(inputs, program)
-
-
-@contextmanager
-def settings(spark: SparkSession, changed: Mapping[str, str]) -> Iterator[None]:
-    """Change settings of the session for a while."""
-    before = {name: spark.conf.get(name, None) for name in changed}
-    for name, value in changed.items():
-        spark.conf.set(name, value)
-    try:
-        yield
-    finally:
-        for name, known in before.items():
-            spark.conf.unset(name) if known is None else spark.conf.set(name, known)
 
 
 def aggregated(inputs: Inputs, wanted: Sequence[Aggregate], group: str) -> list[Outcome]:
@@ -358,7 +344,7 @@ def aggregated(inputs: Inputs, wanted: Sequence[Aggregate], group: str) -> list[
             return [refused(wanted[0].function, wanted[0].sql, ours.error)]
         # Uncompiled, Spark's aggregates keep texts with a collation where the next row is put.
         compiled = {"spark.sql.codegen.factoryMode": "FALLBACK"} if "collate" in sql else {}
-        with settings(inputs.spark, compiled):
+        with changed_settings(inputs.spark, compiled):
             theirs = by_spark(lambda: made(inputs.batch(ROWS)), catch=alone)
     except Exception:
         if alone:
@@ -373,7 +359,7 @@ def aggregated(inputs: Inputs, wanted: Sequence[Aggregate], group: str) -> list[
 
 def run(inputs: Inputs, program: Program) -> Outcome:
     """Return what became of a query."""
-    with settings(inputs.spark, program.settings):
+    with changed_settings(inputs.spark, program.settings):
         rows = ROWS if program.function == "windows" else ROWS_OF_KEYS
         table = inputs.batch(rows)
         ours, by_catalyst = continuously(lambda: program.make(lambda: inputs.stream(rows), table), 2, catch=True)

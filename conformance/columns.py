@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from conformance.spark import session
+from conformance.spark import changed_settings, session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -147,13 +147,11 @@ def in_groups(spark: SparkSession, seed: int) -> list[Outcome]:
 @contextmanager
 def settings(spark: SparkSession, ansi: bool, time_zone: str) -> Iterator[None]:
     """Set what counts for expressions, for a while."""
-    from conformance.column_groups import settings as changed
-
     wanted = {
         "spark.sql.ansi.enabled": str(ansi).lower(), "spark.sql.session.timeZone": time_zone,
         "spark.sql.timeType.enabled": "true",
     }  # fmt: skip
-    with changed(spark, wanted):
+    with changed_settings(spark, wanted):
         yield
 
 

@@ -15,7 +15,8 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -91,6 +92,19 @@ def session() -> SparkSession:
     PySparkLogger.getLogger("SQLQueryContextLogger").disabled = True
     logging.getLogger("headgate").setLevel(logging.CRITICAL)
     return spark
+
+
+@contextmanager
+def changed_settings(spark: SparkSession, changed: Mapping[str, str]) -> Iterator[SparkSession]:
+    """Yield the session with other settings; put back what was there before."""
+    before = {name: spark.conf.get(name, None) for name in changed}
+    for name, value in changed.items():
+        spark.conf.set(name, value)
+    try:
+        yield spark
+    finally:
+        for name, known in before.items():
+            spark.conf.unset(name) if known is None else spark.conf.set(name, known)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 import headgate
-from tests.real.changed_settings import changed_settings
+from conformance.spark import changed_settings
 from tests.waiting import wait_until
 
 # Workers cannot import a test module: its classes travel with the query, like those of a notebook.

@@ -19,8 +19,8 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
+from conformance.spark import changed_settings
 from headgate.spark.compatibility import supports
-from tests.real.changed_settings import changed_settings
 
 SCHEMA = "id bigint, name string"
 

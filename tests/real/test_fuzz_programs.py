@@ -12,12 +12,12 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from conformance.spark import changed_settings
 from fuzz import programs
 from fuzz.random_programs import Ending, Fault, Program, Repartition, Udf
 from fuzz.runner import run_in_new_folder
 from tests import search
 from tests.fixed_programs import CORES, FIRST, FURTHER, program_of
-from tests.real.changed_settings import changed_settings
 from tests.shared_broker import Addresses
 
 # The queries of a program are made once and read few rows: what Spark does to be fast takes more time than it saves.

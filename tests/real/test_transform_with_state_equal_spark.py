@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
+from conformance.spark import changed_settings
 from headgate.operators.transform_with_state.transform_with_state import Definition, TransformWithState
 from headgate.protocol.operator_context import OperatorContext
 from headgate.spark.continuous.settings import arrow_schema
 from headgate.spark.continuous.stateful import _schemas
-from tests.real.changed_settings import changed_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
