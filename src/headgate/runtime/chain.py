@@ -200,7 +200,8 @@ class StageChain:
         self._waiting: deque[_Rows | _Note | _Step] = deque()
         self._entry: deque[_Emitted | _Note | _Step] = deque()  # after all of that
         self._notes: deque[Any] = self._entry if self._stage.sources else self._waiting
-        self._written: tuple[int, float] | None = None  # by a sink that has no room since: how many rows, and when
+        self._written: tuple[int, int, float] | None = None
+        """By a sink that has no room since: how many rows, with those before it, and when."""
         self._opened: list[Operator] = []
         self._writers: dict[str, SinkWriter] = {}
         self._skipped = 0
@@ -339,9 +340,9 @@ class StageChain:
         """Return None if the sinks have room, else a future that is done when they do."""
         room = self._first_full(self._writers.values())
         if room is None and self._written is not None:
-            rows, began_ms = self._written
+            rows, together, began_ms = self._written
             self._written = None
-            self._slices[SINK_UID].took(rows, self._clock_ms() - began_ms)
+            self._slices[SINK_UID].took(rows, self._clock_ms() - began_ms, together)
         return room
 
     def end_input(self) -> None:
@@ -544,7 +545,7 @@ class StageChain:
         if item.source:
             self._arrived[item.source][item.uid] += rows
         if item.uid == SINK_UID and self._waits_for_rows():
-            self._written = rows, began_ms
+            self._written = rows, self._together[SINK_UID], began_ms
         else:
             slices.took(rows, took_ms, self._together[item.uid])
         figures = self._figures[item.uid]

@@ -62,6 +62,18 @@ def failing_on(*bad: int) -> Callable[[Batches], Iterable[pa.RecordBatch]]:
 LARGE = Column(call(">", N, 1))
 
 
+def exploding(batches: int, rows: int, sizes: list[int]) -> Callable[[Batches], Iterable[pa.RecordBatch]]:
+    """Return a function that yields each row so many times, in so many batches, and notes how many rows it got."""
+
+    def exploded(given: Batches) -> Iterator[pa.RecordBatch]:
+        for batch in given:
+            sizes.append(batch.num_rows)
+            for _ in range(batches):
+                yield numbers(*(n for n in batch.column("n").to_pylist() for _ in range(rows)))
+
+    return exploded
+
+
 class Clock:
     def __init__(self) -> None:
         self.now_ms = 0.0
@@ -231,6 +243,20 @@ def test_a_sink_that_waits_for_its_rows_gets_as_many_as_it_takes_in_a_short_time
         chain.ready()
     assert sum(written) == 300
     assert max(written) <= 64 and max(written[5:]) <= 4, written
+
+
+def test_a_sink_that_waits_for_rows_of_many_batches_does_not_keep_slices_small() -> None:
+    sizes: list[int] = []
+    chain, sink = chain_of(source().then(MapInArrow(exploding(30, 1, sizes), NUMBERS)))
+    chain._writers[SINK_UID].waits_for_rows = True
+    chain.input("numbers").on_batch(numbers(*range(200)), "a")
+    while chain.entry_waits or chain.waits:
+        sink.room = Future()
+        chain.process_some()
+        sink.room.set_result(None)
+        chain.ready()
+    assert len(sink.rows) == 200 * 30
+    assert len(sizes) <= 8
 
 
 def test_a_function_with_a_fixed_cost_gets_many_rows_at_a_time() -> None:
