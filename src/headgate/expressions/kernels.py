@@ -392,7 +392,11 @@ def _date_trunc(moment: pa.Array, *, time_zone: str, unit: str) -> pa.Array:
     floor = pc.floor_temporal(local, unit=unit, week_starts_monday=True)
     if unit in _WITHIN_AN_OFFSET:  # which of the two hours of the night when clocks are put back it is stays so
         since = pc.subtract(local.cast(pa.int64()), floor.cast(pa.int64()))
-        return pc.subtract(moment.cast(pa.int64()), since).cast(moment.type)
+        kept = pc.subtract(moment.cast(pa.int64()), since).cast(moment.type)
+        stays = pc.equal(local_time(kept, time_zone), floor).fill_null(True)
+        if stays.true_count == len(stays):
+            return kept
+        return pc.if_else(stays, kept, cast(floor, moment.type, time_zone))  # clocks were moved by half an hour
     return cast(floor, moment.type, time_zone)
 
 

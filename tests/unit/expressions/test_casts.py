@@ -31,6 +31,23 @@ def test_clocks_change_after_2037_too(utc: str | None, local: str | None) -> Non
     assert cast(cast(values, TIMESTAMP_NTZ, "Europe/Berlin"), TIMESTAMP, "Europe/Berlin") == values
 
 
+@pytest.mark.parametrize(
+    ("moment", "hour"),
+    [
+        ("2024-10-05 15:29:59", "2024-10-05 14:30:00"),
+        ("2024-10-05 15:45:00", "2024-10-05 15:30:00"),  # 2:45, and the clock was never at 2:00
+        ("2024-04-06 14:59:59", "2024-04-06 14:00:00"),
+        ("2024-04-06 15:20:00", "2024-04-06 14:00:00"),  # 1:50 for the second time, and 1:00 was once
+        ("2024-04-06 15:30:00", "2024-04-06 15:30:00"),
+        (None, None),
+    ],
+)
+def test_hours_in_which_clocks_are_moved_by_half_an_hour(moment: str | None, hour: str | None) -> None:
+    values, expected = (pa.array([each, "2030-01-01"]).cast(TIMESTAMP_NTZ).cast(TIMESTAMP) for each in (moment, hour))
+    found = KERNELS["date_trunc"](values, time_zone="Australia/Lord_Howe", unit="hour")
+    assert found[0] == expected[0] or (moment is None and not found[0].is_valid)
+
+
 def test_seconds_that_are_no_moment_are_the_last_one() -> None:
     most, per_second = 2**63 - 1, 1_000_000
     seconds = [most, -most - 1, most // per_second, -(most // per_second), 1, None]
