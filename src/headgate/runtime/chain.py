@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import math
 import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -47,17 +46,16 @@ from headgate.operators.with_watermark import WithWatermark
 from headgate.protocol.operator_context import OperatorContext
 from headgate.protocol.state import OperatorState
 from headgate.runtime.chain_figures import ChainFigures, OperatorFigures
+from headgate.runtime.chain_slices import ChainSlices
 from headgate.runtime.clocks import work_ms
 from headgate.runtime.overdue_progress import UnderWay
-from headgate.runtime.slices import LONGEST_TRIAL_MS, SliceController
+from headgate.runtime.slices import LONGEST_TRIAL_MS
 from headgate.sink import SinkWriter
 from headgate.source.watermark import MAX_WATERMARK_MS
 from headgate.task.watermark_flow import WatermarkFlow
 
 _log = logging.getLogger(__name__)
 
-FIRST_ROWS = 64
-"""So many rows at most reach an operator before anything is known of it, as far as rows before them show."""
 MAIL_MS = 10.0
 """No further slice begins in a step that has taken this long, in milliseconds: small batches share a step."""
 
@@ -171,8 +169,7 @@ class StageChain:
         # A definition outlives a deployment, and in a simulator it is that of all subtasks: what changes is ours alone.
         self._operators: dict[str, Operator] = {node.uid: copy.copy(node.operator) for node in self._stage.operators}
         self._timed = [each for each in self._operators.values() if type(each).due_ms is not Operator.due_ms]
-        self._feeds = self._stage.feeds
-        self._inputs_of = {uid: graph.inputs_fed_by(uid) for uid in self._feeds}
+        self._inputs_of = {uid: graph.inputs_fed_by(uid) for uid in self._stage.feeds}
         self._delays_ms = graph.watermark_delays_ms
         schemas = {source.uid: source.schema for source in self._stage.sources}
         self._event_time_operators = {uid: graph.event_time_operator(uid) for uid in schemas}
@@ -186,22 +183,14 @@ class StageChain:
         self._processed_ms: int | None = None  # the watermark that went through the operators last
         self._processed_idle = False
         longest_trial_ms = min(LONGEST_TRIAL_MS, definition.options["task.stuck.timeout"] / 4)
-        self._slices = {
-            uid: SliceController(longest_trial_ms=longest_trial_ms)
-            for uid in (*self._operators, *self._outputs, *([SINK_UID] if self._stage.has_sink else []))
-        }
-        self._entered = dict.fromkeys(schemas, 0)  # rows of each input that operators were given
-        self._together: Counter[str] = Counter()  # rows that each part got since the last of them
-        self._arrived = {  # and how many came of them to all that is downstream
-            uid: {each: 0 for first in self._feeds[uid] for each in self._fed_by(first)} for uid in schemas
-        }
-        self._figures = {uid: OperatorFigures() for uid in self._slices}
+        parts = (*self._operators, *self._outputs, *([SINK_UID] if self._stage.has_sink else []))
+        self._slices = ChainSlices(parts, self._stage.feeds, schemas, longest_trial_ms)
+        self._figures = {uid: OperatorFigures() for uid in parts}
         self._inputs = {uid: ChainInput(self, uid, schema) for uid, schema in schemas.items()}
         self._waiting: deque[_Rows | _Note | _Step] = deque()
         self._entry: deque[_Emitted | _Note | _Step] = deque()  # after all of that
         self._notes: deque[Any] = self._entry if self._stage.sources else self._waiting
-        self._written: tuple[int, int, float] | None = None
-        """By a sink that has no room since: how many rows, with those before it, and when."""
+        self._written: tuple[int, float] | None = None  # by a sink that has no room since: how many rows, and when
         self._opened: list[Operator] = []
         self._writers: dict[str, SinkWriter] = {}
         self._skipped = 0
@@ -259,17 +248,8 @@ class StageChain:
         return self.sinks_ready() or self._first_full(self._outputs.values())
 
     def entry_rows(self, uid: str) -> int:
-        """Return how many rows of an input make one slice: for whatever is downstream of it, too.
-
-        A slow operator may follow a fast one, and a snapshot waits for all that the chain has begun. Of the rows
-        of an input an operator gets as many as it did so far: a filter's successor fewer, an explosion's more.
-        """
-        entered, arrived = self._entered[uid], self._arrived[uid]
-        most = min(self._slices[each].rows for each in self._feeds[uid])
-        for each, came in arrived.items():
-            rows = self._slices[each].rows * entered // came if came else FIRST_ROWS * max(1, entered)
-            most = min(most, max(1, rows))
-        return most
+        """Return how many rows of an input make one slice."""
+        return self._slices.entry_rows(uid)
 
     def entry_ms(self) -> float:
         """Return about how long it takes to process what waits at the entry, in milliseconds; infinite: not known."""
@@ -277,21 +257,7 @@ class StageChain:
         for item in self._entry:
             if isinstance(item, _Emitted):
                 waiting[item.source] += item.batch.num_rows
-        return sum((self._expected_ms(uid, rows) for uid, rows in waiting.items()), 0.0)
-
-    def _expected_ms(self, uid: str, rows: int) -> float:
-        entered = self._entered[uid]
-        if not entered:
-            return math.inf
-        came = ((each, count) for each, count in self._arrived[uid].items() if count)
-        return sum((self._slices[each].expected_ms(rows * count / entered) for each, count in came), 0.0)
-
-    def _fed_by(self, uid: str) -> list[str]:
-        """Return the uids of all that rows of an operator, or what comes of them, go to; itself the first."""
-        reached = [uid]
-        for each in reached:
-            reached += (to for to in self._feeds.get(each, ()) if to not in reached)
-        return reached
+        return sum((self._slices.expected_ms(uid, rows) for uid, rows in waiting.items()), 0.0)
 
     @property
     def waits(self) -> bool:
@@ -330,6 +296,7 @@ class StageChain:
                 self._begin(self._entry.popleft())
             if self._waiting:
                 self._step(self._waiting.popleft())
+            self._end_slice()
             if self._clock_ms() - began_ms >= MAIL_MS:
                 break
             if (self.sinks_ready() if overdraft else self.ready()) is not None:
@@ -340,9 +307,10 @@ class StageChain:
         """Return None if the sinks have room, else a future that is done when they do."""
         room = self._first_full(self._writers.values())
         if room is None and self._written is not None:
-            rows, together, began_ms = self._written
+            rows, began_ms = self._written
             self._written = None
-            self._slices[SINK_UID].took(rows, self._clock_ms() - began_ms, together)
+            self._slices.took(SINK_UID, rows, self._clock_ms() - began_ms)
+            self._end_slice()
         return room
 
     def end_input(self) -> None:
@@ -404,7 +372,7 @@ class StageChain:
         if BAD_RECORDS_UID in self._writers:
             rows_out[BAD_RECORDS_UID] = self._bad_rows
         return ChainFigures(
-            rows_in={source.uid: self._entered[source.uid] for source in self._stage.sources},
+            rows_in={source.uid: self._slices.entered[source.uid] for source in self._stage.sources},
             rows_out=rows_out,
             busy_ms={uid: round(each.busy_ms) for uid, each in self._figures.items()},
             watermark_ms=self._watermarks.watermark_ms,
@@ -412,7 +380,7 @@ class StageChain:
             late=sum(each.late_rows for each in self._operators.values() if isinstance(each, KeyedOperator)),
             unpublished_ms={uid: waited for uid, each in self._writers.items() if (waited := each.unpublished_ms())},
             operators={uid: msgspec.structs.replace(each) for uid, each in self._figures.items()},
-            rows_received=sum(self._entered[uid] for uid in self._stage.inputs),
+            rows_received=sum(self._slices.entered[uid] for uid in self._stage.inputs),
             rows_sent=sum(self._figures[uid].rows_in for uid in self._outputs),
         )
 
@@ -458,7 +426,7 @@ class StageChain:
         if not isinstance(item, _Emitted):
             self._step(item)
             return
-        batch, rows = item.batch, self.entry_rows(item.source)
+        batch, rows = item.batch, self._slices.entry_rows(item.source)
         if rows < batch.num_rows:
             self._entry.appendleft(msgspec.structs.replace(item, batch=batch.slice(rows)))
             batch = batch.slice(0, rows)
@@ -467,8 +435,7 @@ class StageChain:
     def _give(self, source: str, batch: pa.RecordBatch, split: str) -> None:
         """Queue rows for the first operators."""
         if batch.num_rows:
-            self._entered[source] += batch.num_rows
-            self._together.clear()
+            self._slices.entered[source] += batch.num_rows
             self._waiting.extend(_Rows(*to, batch, source, split) for to in self._inputs_of[source])
 
     def _step(self, item: _Rows | _Note | _Step) -> None:
@@ -515,12 +482,10 @@ class StageChain:
 
     def _process(self, item: _Rows) -> None:
         """Give the first rows of an item to its operator, and put what comes of them before what is left of it."""
-        slices = self._slices[item.uid]
-        rows = min(slices.rows, item.batch.num_rows)
+        rows = min(self._slices.call_rows(item.uid), item.batch.num_rows)
         if rows < item.batch.num_rows:
             self._waiting.appendleft(msgspec.structs.replace(item, batch=item.batch.slice(rows)))
             item = msgspec.structs.replace(item, batch=item.batch.slice(0, rows))
-        self._together[item.uid] += rows
         began_ms = self._clock_ms()
         self.under_way = UnderWay(item.uid, began_ms)
         if item.uid == SINK_UID:
@@ -543,14 +508,19 @@ class StageChain:
         took_ms = self._clock_ms() - began_ms
         self.under_way = None
         if item.source:
-            self._arrived[item.source][item.uid] += rows
+            self._slices.arrived(item.source, item.uid, rows)
         if item.uid == SINK_UID and self._waits_for_rows():
-            self._written = rows, self._together[SINK_UID], began_ms
+            self._written = rows, began_ms
         else:
-            slices.took(rows, took_ms, self._together[item.uid])
+            self._slices.took(item.uid, rows, took_ms)
         figures = self._figures[item.uid]
         figures.rows_in += rows
         figures.busy_ms += took_ms
+
+    def _end_slice(self) -> None:
+        """Look back at a slice of an input once all of it has gone through."""
+        if not self._waiting and self._written is None:
+            self._slices.went_through()
 
     def _waits_for_rows(self) -> bool:
         """Return whether the sink has no room until it has taken the rows that it was given."""

@@ -19,7 +19,6 @@ import msgspec
 CALL_MS = 40.0
 """How long a call may take, in milliseconds: with what surrounds it a mail stays below 50."""
 LONGEST_TRIAL_MS = 5000.0
-_GROWTH = 8
 _MOST_ROWS = 1 << 20
 _ROWS_SHARE = 0.25
 """What rows may take in any case, as a share of the fixed part."""
@@ -40,7 +39,7 @@ class _Size(msgspec.Struct):
 class SliceController:
     """The size of the next call.
 
-    It begins with one row, because nothing is known, and grows up to eightfold a call. A call that took more than twice
+    It begins with one row, because nothing is known, and grows eightfold a call. A call that took more than twice
     as long as expected shrinks the next one at once; two in a row, and what was known is forgotten.
 
     Parameters
@@ -50,6 +49,8 @@ class SliceController:
     longest_trial_ms
         A call of one row that takes too long is followed by one of two, to find out what rows cost; unless it took
         longer than this, in milliseconds.
+    growth
+        How many times the rows of a call that was made the next one has at most.
 
     Examples
     --------
@@ -65,8 +66,11 @@ class SliceController:
     True
     """
 
-    def __init__(self, call_ms: float = CALL_MS, *, longest_trial_ms: float = LONGEST_TRIAL_MS) -> None:
+    def __init__(
+        self, call_ms: float = CALL_MS, *, longest_trial_ms: float = LONGEST_TRIAL_MS, growth: int = 8
+    ) -> None:
         self._call_ms = call_ms
+        self._growth = growth
         self._longest_trial_ms = longest_trial_ms
         self._sizes: dict[int, _Size] = {}  # by the number's bits
         self._fixed_ms = 0.0
@@ -80,12 +84,8 @@ class SliceController:
         """Return how long a call with so many rows is expected to take, in milliseconds; infinite before the first."""
         return self._fixed_ms + self._row_ms * rows if self._sizes else math.inf
 
-    def took(self, rows: int, duration_ms: float, together: int = 0) -> None:
-        """Take note of how long a call with so many rows took, in milliseconds.
-
-        ``together``: how many rows it had with those calls before it that had to be made at once as well: what explodes
-        a row may do so in many batches, and who asks how large a call may be sends so much that all of them fit.
-        """
+    def took(self, rows: int, duration_ms: float) -> None:
+        """Take note of how long a call with so many rows took, in milliseconds."""
         expected_ms = self._fixed_ms + self._row_ms * rows
         slow = bool(self._sizes) and duration_ms > max(2 * expected_ms, self._call_ms / 2)
         known = rows.bit_length() in self._sizes
@@ -100,15 +100,15 @@ class SliceController:
         self._fit()
         for_rows_ms = max(self._call_ms - self._fixed_ms, self._fixed_ms * _ROWS_SHARE)
         fitting = int(min(for_rows_ms / self._row_ms, _MOST_ROWS)) if self._row_ms > 0 else _MOST_ROWS
-        whole = rows >= self.rows
-        most = min(_MOST_ROWS, max(self.rows, _GROWTH * min(self.rows, max(rows, together))))
-        self.rows = max(1, min(fitting, most))
+        allowed = self.rows
+        self.rows = max(1, min(fitting, max(allowed, self._growth * rows), _MOST_ROWS))
         self._calls += 1
-        alone = len(self._sizes) == 1 and self.rows.bit_length() == rows.bit_length()
-        if self.rows > 1 and (alone or (whole and self._calls % _TRIAL_CALLS == 0)):
+        larger = self.rows.bit_length() - rows.bit_length()
+        alone = len(self._sizes) == 1 and larger <= 0  # then a call of another size has to be tried
+        if self.rows > 1 and ((alone and larger == 0) or (2 * rows > allowed and self._calls % _TRIAL_CALLS == 0)):
             self.rows //= 2
-        elif alone and duration_ms <= self._longest_trial_ms:
-            self.rows = 2
+        elif alone and (rows == 1 or rows > allowed) and duration_ms <= self._longest_trial_ms:
+            self.rows = 2 * rows  # there are none with fewer
 
     def _count(self, rows: int, duration_ms: float) -> None:
         for each in self._sizes.values():

@@ -16,7 +16,7 @@ from headgate.checkpoint import checkpoint_events as cp
 from headgate.coordinator.job import job_events as jm
 from headgate.coordinator.sources import source_events as src
 from headgate.protocol import messages as msg
-from headgate.runtime.chain import FIRST_ROWS
+from headgate.runtime.chain_slices import FIRST_ROWS
 from headgate.simulation.subtask_process import SubtaskProcess
 from headgate.simulation.world import World
 

@@ -62,14 +62,18 @@ def failing_on(*bad: int) -> Callable[[Batches], Iterable[pa.RecordBatch]]:
 LARGE = Column(call(">", N, 1))
 
 
-def exploding(batches: int, rows: int, sizes: list[int]) -> Callable[[Batches], Iterable[pa.RecordBatch]]:
-    """Return a function that yields each row so many times, in so many batches, and notes how many rows it got."""
+def exploding(batches: list[int], rows: int, sizes: list[int]) -> Callable[[Batches], Iterable[pa.RecordBatch]]:
+    """Return a function that yields each row so many times, in so many batches for each row, by turns.
+
+    It notes how many rows it got.
+    """
 
     def exploded(given: Batches) -> Iterator[pa.RecordBatch]:
         for batch in given:
             sizes.append(batch.num_rows)
-            for _ in range(batches):
-                yield numbers(*(n for n in batch.column("n").to_pylist() for _ in range(rows)))
+            for n in batch.column("n").to_pylist():
+                for _ in range(batches[n % len(batches)]):
+                    yield numbers(*[n] * rows)
 
     return exploded
 
@@ -159,23 +163,20 @@ def test_what_a_source_emits_is_begun_in_slices_of_a_slow_function_downstream(sh
     assert share > 1 or chain.figures().rows_in == {"numbers": 2_000}
 
 
-@pytest.mark.parametrize("row_ms", [0.001, 5.0])
-@pytest.mark.parametrize(("batches", "rows"), [(1, 5), (1, 100), (3, 3), (30, 1)])
-def test_what_makes_many_rows_of_one_does_not_keep_slices_small(batches: int, rows: int, row_ms: float) -> None:
+@pytest.mark.parametrize(("call_ms", "row_ms"), [(0.0, 0.001), (0.0, 5.0), (5.0, 0.001), (45.0, 0.001)])
+@pytest.mark.parametrize(
+    ("batches", "rows"), [([1], 5), ([1], 100), ([3], 3), ([30], 1), ([0, 1, 100], 1), ([1, 2, 3], 2)]
+)
+def test_what_makes_many_rows_of_one_makes_slices_neither_small_nor_long(
+    batches: list[int], rows: int, call_ms: float, row_ms: float
+) -> None:
     """In one batch or, as windows and unions with branches of one stream do, in many; and a slow function is held."""
-
-    sizes = []
-
-    def exploded(given: Batches) -> Iterator[pa.RecordBatch]:
-        for batch in given:
-            sizes.append(batch.num_rows)
-            for _ in range(batches):
-                yield numbers(*(n for n in batch.column("n").to_pylist() for _ in range(rows)))
-
+    sizes: list[int] = []
     clock = Clock()
-    function = Recording(took=lambda rows: setattr(clock, "now_ms", clock.now_ms + rows * row_ms))
-    chain, sink = chain_of(source().then(MapInArrow(exploded, NUMBERS)).then(function), clock_ms=clock)
-    chain.input("numbers").on_batch(numbers(*range(200)), "a")
+    function = Recording(took=lambda rows: setattr(clock, "now_ms", clock.now_ms + call_ms + rows * row_ms))
+    exploded = MapInArrow(exploding(batches, rows, sizes), NUMBERS)
+    chain, sink = chain_of(source().then(exploded).then(function), clock_ms=clock)
+    chain.input("numbers").on_batch(numbers(*range(600)), "a")
     waited = []
     while chain.entry_waits:
         began_ms = clock.now_ms
@@ -183,11 +184,11 @@ def test_what_makes_many_rows_of_one_does_not_keep_slices_small(batches: int, ro
         while chain.waits:
             chain.process_some(entry=False)
         waited.append(clock.now_ms - began_ms)
-    assert len(sink.rows) == 200 * batches * rows
-    if row_ms < 1:
-        assert len(sizes) <= 8, "one row, eight times as many, and so on"
-    else:
-        assert max(waited) <= max(2 * CALL_MS + MAIL_MS, 1.1 * batches * rows * row_ms)
+    assert len(sink.rows) == sum(batches[n % len(batches)] for n in range(600)) * rows
+    largest_ms = max(batches) * (call_ms + rows * row_ms)  # of one row
+    assert max(waited[4:], default=0) <= MAIL_MS + 2 * max(CALL_MS, largest_ms), "once something is known"
+    if not call_ms and row_ms < 1:
+        assert len(sizes) <= 11, "one row, two, four, and so on"
 
 
 def test_what_waits_at_the_entry_is_known_by_split_and_how_long_it_takes() -> None:
@@ -247,7 +248,7 @@ def test_a_sink_that_waits_for_its_rows_gets_as_many_as_it_takes_in_a_short_time
 
 def test_a_sink_that_waits_for_rows_of_many_batches_does_not_keep_slices_small() -> None:
     sizes: list[int] = []
-    chain, sink = chain_of(source().then(MapInArrow(exploding(30, 1, sizes), NUMBERS)))
+    chain, sink = chain_of(source().then(MapInArrow(exploding([30], 1, sizes), NUMBERS)), clock_ms=Clock())
     chain._writers[SINK_UID].waits_for_rows = True
     chain.input("numbers").on_batch(numbers(*range(200)), "a")
     while chain.entry_waits or chain.waits:
@@ -268,6 +269,17 @@ def test_a_function_with_a_fixed_cost_gets_many_rows_at_a_time() -> None:
     drain(chain)
     assert len(sink.rows) == 10_000
     assert len(model.sizes) <= 10
+
+
+def test_two_calls_with_a_fixed_cost_for_each_slice_do_not_keep_slices_small() -> None:
+    clock = Clock()
+    model = Recording(took=lambda rows: setattr(clock, "now_ms", clock.now_ms + 45))
+    twice = PlanNode(of=Union(NUMBERS, NUMBERS), inputs=(both := source(), both))
+    chain, sink = chain_of(twice.then(model), clock_ms=clock)
+    chain.input("numbers").on_batch(numbers(*range(10_000)), "a")
+    drain(chain)
+    assert len(sink.rows) == 20_000
+    assert len(model.sizes) <= 40
 
 
 def test_small_batches_share_a_step() -> None:
