@@ -1,5 +1,5 @@
-"""How far tests search: the first tier always alike, but for expressions over generated columns, of which each commit
-tries others; ``--all`` other seeds with each commit, ``--exhaustive`` all.
+"""How far tests search: the first tier always alike, but for expressions, aggregates and keys over generated
+columns, of which each commit tries others; ``--all`` other seeds with each commit, ``--exhaustive`` all.
 
 A test that searches asserts the same of each seed, example and machine, in both runs. What failed once is in
 `tests.seeds`, and runs every time.

@@ -33,7 +33,7 @@ def test_this_commits_groups_are_spark_s(spark: SparkSession, ansi: bool) -> Non
 @pytest.mark.parametrize("ansi", [True, False])
 @pytest.mark.parametrize("part", range(AT_ONCE))
 def test_all_groups_are_spark_s(spark: SparkSession, ansi: bool, part: int) -> None:
-    """What breaks it breaks `test_this_commits_groups_are_spark_s` too, if it is of its part."""
+    """What breaks it breaks `test_this_commits_groups_are_spark_s` too, of one commit in a hundred."""
     assert not different(compare(spark, block(), ansi=ansi, part=part, of=AT_ONCE))
 
 

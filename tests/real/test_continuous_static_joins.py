@@ -46,6 +46,11 @@ PROGRAMS: dict[str, Callable[[DataFrame, DataFrame], DataFrame]] = {
     "null safe": lambda rows, cities: (
         (left := some_null(rows)).join(cities, left.k.eqNullSafe(cities.k), "left").select(left.k, "n", "city", "size")
     ),
+    "null safe, by what has no type": lambda rows, cities: (
+        (left := rows.withColumn("v", F.lit(None)))
+        .join(right := cities.withColumn("w", F.lit(None)), left.v.eqNullSafe(right.w) & (left.k == right.k), "left")
+        .select("n", right.k, "city", F.isnull("w"))
+    ),
     "a further condition": lambda rows, cities: rows.join(
         cities, (rows.k == cities.k) & (rows.n > cities.size * 300)
     ).select("n", cities.k, "city"),

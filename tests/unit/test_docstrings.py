@@ -20,4 +20,6 @@ MODULES = sorted(
 
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_run(name: str) -> None:
-    assert doctest.testmod(importlib.import_module(name)).failed == 0
+    module = importlib.import_module(name)
+    assert any(each.examples for each in doctest.DocTestFinder().find(module)), "written where nobody looks for them"
+    assert doctest.testmod(module).failed == 0

@@ -10,10 +10,6 @@ import msgspec
 import pytest
 
 import headgate.errors
-import headgate.readers
-import headgate.source
-import headgate.task
-import headgate.testing
 from headgate.errors import HeadgateError, OptionError, UnsupportedOperationError
 from headgate.source import (
     PlannedRange,

@@ -112,8 +112,8 @@ def partition_columns(
             )
         if len(matching) > 1:
             raise _refused(
-                f"[COLUMN_ALREADY_EXISTS] Both columns `{matching[0]}` and `{matching[1]}` are the one of partitionBy: "
-                "Spark reads names without regard to case, unless spark.sql.caseSensitive is true. Rename one.", wanted,
+                f"[COLUMN_ALREADY_EXISTS] partitionBy names `{each}`, which is both `{matching[0]}` and "
+                f"`{matching[1]}`: case counts only where spark.sql.caseSensitive is true. Rename one.", wanted,
             )  # fmt: skip
         if matching[0] in found:
             raise _refused(f"[COLUMN_ALREADY_EXISTS] partitionBy names the column `{matching[0]}` twice.", wanted)
