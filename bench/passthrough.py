@@ -7,7 +7,8 @@ start of the query until all records were read. The broker runs on the same two 
 100 rows spends in a filter and four columns, in microseconds: a slow source gives many of them. from-json is how fast
 one slot has three fields of a JSON text evaluated by Spark's own code in its Java; from-json-10 how long ten rows take.
 elements is how fast it has the largest element of an array found, beside the same with an expression that has a lambda,
-for which Evaluator.java copies each row.
+for which Evaluator.java copies each row. branches is how fast a union of two branches of the generated stream reads it,
+beside the stream alone: what operators downstream get is two batches for each slice.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import multiprocessing
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -58,12 +60,12 @@ def _rows_in(query: Any) -> int:
     return int(query.status["rowsIn"])
 
 
-def _query(spark: SparkSession, seconds: float) -> float:
-    """Return rows/s of a continuous query."""
+def _query(spark: SparkSession, seconds: float, program: Callable[[DataFrame], DataFrame] = lambda rows: rows) -> float:
+    """Return rows/s of a continuous query: of the rows that it reads."""
     rows = spark.readStream.format("headgate.datagen").options(**OPTIONS).schema(SCHEMA).load()
     with tempfile.TemporaryDirectory(dir=CACHE, prefix="checkpoint-") as folder:
         query = (
-            headgate.continuous(rows, parallelism=CORES)
+            headgate.continuous(program(rows), parallelism=CORES)
             .writeStream.format("noop").option("checkpointLocation", folder)
             .trigger(continuous="1 second").start()
         )  # fmt: skip
@@ -74,6 +76,10 @@ def _query(spark: SparkSession, seconds: float) -> float:
         rate = (_rows_in(query) - before) / (time.perf_counter() - begin)
         query.stop()
     return rate
+
+
+def _branches(rows: DataFrame) -> DataFrame:
+    return rows.union(rows.where("value % 2 = 0"))
 
 
 def _loop(partition: int, seconds: float, answers: Any) -> None:
@@ -206,8 +212,10 @@ def run(arguments: argparse.Namespace) -> None:
                unit="ms")  # fmt: skip
     elements = Case("elements", partial(_elements, spark), partial(_elements, spark, LAMBDA), "with a lambda",
                     unit="rows/s")  # fmt: skip
+    branches = Case("branches", partial(_query, spark, seconds, _branches), partial(_query, spark, seconds), "alone",
+                    unit="rows/s")  # fmt: skip
     results = []
-    for case in chosen([overhead, topic, small, json, few, elements], arguments.only):
+    for case in chosen([overhead, topic, small, json, few, elements, branches], arguments.only):
         with contextlib.ExitStack() as stack:
             if case is topic:
                 brokers.append(stack.enter_context(running_broker(CACHE / "kafka")))
