@@ -15,7 +15,7 @@ checkpoints.
 
 Watermarks, ends and times go through the operators one after the other, what each emits before it goes on.
 
-A record on which a function fails is found by halving: the halves are put before what waits, and are slices like any.
+A record on which a function fails is found by halving: the halves are put before what waits, and are calls like any.
 What a call emitted counts only once it returned, so that a half that is called again repeats nothing. An operator with
 keyed state is not called again: its state has seen the rows.
 
@@ -190,7 +190,8 @@ class StageChain:
         self._waiting: deque[_Rows | _Note | _Step] = deque()
         self._entry: deque[_Emitted | _Note | _Step] = deque()  # after all of that
         self._notes: deque[Any] = self._entry if self._stage.sources else self._waiting
-        self._written: tuple[int, float] | None = None  # by a sink that has no room since: how many rows, and when
+        self._written: tuple[int, float, str] | None = None
+        """By a sink that has no room since: how many rows, when, and of which input."""
         self._opened: list[Operator] = []
         self._writers: dict[str, SinkWriter] = {}
         self._skipped = 0
@@ -307,9 +308,9 @@ class StageChain:
         """Return None if the sinks have room, else a future that is done when they do."""
         room = self._first_full(self._writers.values())
         if room is None and self._written is not None:
-            rows, began_ms = self._written
+            rows, began_ms, source = self._written
             self._written = None
-            self._slices.took(SINK_UID, rows, self._clock_ms() - began_ms)
+            self._slices.took(SINK_UID, rows, self._clock_ms() - began_ms, source)
             self._end_slice()
         return room
 
@@ -435,7 +436,7 @@ class StageChain:
     def _give(self, source: str, batch: pa.RecordBatch, split: str) -> None:
         """Queue rows for the first operators."""
         if batch.num_rows:
-            self._slices.entered[source] += batch.num_rows
+            self._slices.take(source, batch.num_rows)
             self._waiting.extend(_Rows(*to, batch, source, split) for to in self._inputs_of[source])
 
     def _step(self, item: _Rows | _Note | _Step) -> None:
@@ -497,7 +498,9 @@ class StageChain:
             try:
                 self._operators[item.uid].process_input(item.input, item.batch, item.split, _collector(emitted))
             except Exception as error:
-                self._figures[item.uid].busy_ms += self._clock_ms() - began_ms
+                failed_ms = self._clock_ms() - began_ms
+                self._figures[item.uid].busy_ms += failed_ms
+                self._slices.failed(item.uid, failed_ms, item.source)
                 self._failed(item, error)
                 return
             except SystemExit as error:  # sys.exit() of a function's would end the thread without a word
@@ -507,12 +510,10 @@ class StageChain:
                 self._report_event_times(item)
         took_ms = self._clock_ms() - began_ms
         self.under_way = None
-        if item.source:
-            self._slices.arrived(item.source, item.uid, rows)
         if item.uid == SINK_UID and self._waits_for_rows():
-            self._written = rows, began_ms
+            self._written = rows, began_ms, item.source
         else:
-            self._slices.took(item.uid, rows, took_ms)
+            self._slices.took(item.uid, rows, took_ms, item.source)
         figures = self._figures[item.uid]
         figures.rows_in += rows
         figures.busy_ms += took_ms

@@ -19,6 +19,7 @@ import msgspec
 CALL_MS = 40.0
 """How long a call may take, in milliseconds: with what surrounds it a mail stays below 50."""
 LONGEST_TRIAL_MS = 5000.0
+_GROWTH = 8
 _MOST_ROWS = 1 << 20
 _ROWS_SHARE = 0.25
 """What rows may take in any case, as a share of the fixed part."""
@@ -49,8 +50,6 @@ class SliceController:
     longest_trial_ms
         A call of one row that takes too long is followed by one of two, to find out what rows cost; unless it took
         longer than this, in milliseconds.
-    growth
-        How many times the rows of a call that was made the next one has at most.
 
     Examples
     --------
@@ -66,13 +65,10 @@ class SliceController:
     True
     """
 
-    def __init__(
-        self, call_ms: float = CALL_MS, *, longest_trial_ms: float = LONGEST_TRIAL_MS, growth: int = 8
-    ) -> None:
+    def __init__(self, call_ms: float = CALL_MS, *, longest_trial_ms: float = LONGEST_TRIAL_MS) -> None:
         self._call_ms = call_ms
-        self._growth = growth
         self._longest_trial_ms = longest_trial_ms
-        self._sizes: dict[int, _Size] = {}  # by the number's bits
+        self._sizes: dict[int, _Size] = {}  # by the bits of their number
         self._fixed_ms = 0.0
         self._row_ms = 0.0
         self._surprised = False  # by the last call
@@ -84,11 +80,15 @@ class SliceController:
         """Return how long a call with so many rows is expected to take, in milliseconds; infinite before the first."""
         return self._fixed_ms + self._row_ms * rows if self._sizes else math.inf
 
-    def took(self, rows: int, duration_ms: float) -> None:
-        """Take note of how long a call with so many rows took, in milliseconds."""
+    def took(self, rows: int, duration_ms: float, of: int | None = None) -> None:
+        """Take note of how long a call with so many rows took, in milliseconds.
+
+        ``of``: it is several calls, which so many rows of an input led to: those that as many led to are alike.
+        """
+        of = rows if of is None else of
         expected_ms = self._fixed_ms + self._row_ms * rows
         slow = bool(self._sizes) and duration_ms > max(2 * expected_ms, self._call_ms / 2)
-        known = rows.bit_length() in self._sizes
+        known = of.bit_length() in self._sizes
         if slow and known and not self._surprised and duration_ms > self._call_ms:
             self._surprised = True  # the machine may have been busy with something else: it is not counted
             self.rows = max(1, min(self.rows, int(rows * self._call_ms / duration_ms)))
@@ -96,24 +96,27 @@ class SliceController:
         if slow and self._surprised:
             self._sizes.clear()
         self._surprised = False
-        self._count(rows, duration_ms)
+        self._count(of.bit_length(), rows, duration_ms)
         self._fit()
         for_rows_ms = max(self._call_ms - self._fixed_ms, self._fixed_ms * _ROWS_SHARE)
         fitting = int(min(for_rows_ms / self._row_ms, _MOST_ROWS)) if self._row_ms > 0 else _MOST_ROWS
         allowed = self.rows
-        self.rows = max(1, min(fitting, max(allowed, self._growth * rows), _MOST_ROWS))
+        self.rows = max(1, min(fitting, max(allowed, _GROWTH * rows), _MOST_ROWS))
         self._calls += 1
-        larger = self.rows.bit_length() - rows.bit_length()
-        alone = len(self._sizes) == 1 and larger <= 0  # then a call of another size has to be tried
-        if self.rows > 1 and ((alone and larger == 0) or (2 * rows > allowed and self._calls % _TRIAL_CALLS == 0)):
+        alone = len(self._sizes) == 1  # then a call of another size has to be tried
+        if alone and of == 1 and self.rows < 2 * rows:
+            if duration_ms <= self._longest_trial_ms:
+                self.rows = 2 * rows
+        elif self.rows > 1 and (
+            (alone and self.rows.bit_length() == rows.bit_length())
+            or (2 * rows > allowed and self._calls % _TRIAL_CALLS == 0)
+        ):
             self.rows //= 2
-        elif alone and (rows == 1 or rows > allowed) and duration_ms <= self._longest_trial_ms:
-            self.rows = 2 * rows  # there are none with fewer
 
-    def _count(self, rows: int, duration_ms: float) -> None:
+    def _count(self, bits: int, rows: int, duration_ms: float) -> None:
         for each in self._sizes.values():
             each.weight *= _KEPT
-        size = self._sizes.setdefault(rows.bit_length(), _Size(rows, duration_ms))
+        size = self._sizes.setdefault(bits, _Size(rows, duration_ms))
         size.rows += _NEWEST * (rows - size.rows)
         size.duration_ms += _NEWEST * (duration_ms - size.duration_ms)
         size.weight = 1.0

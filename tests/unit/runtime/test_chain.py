@@ -271,15 +271,35 @@ def test_a_function_with_a_fixed_cost_gets_many_rows_at_a_time() -> None:
     assert len(model.sizes) <= 10
 
 
-def test_two_calls_with_a_fixed_cost_for_each_slice_do_not_keep_slices_small() -> None:
+@pytest.mark.parametrize(("branches", "call_ms"), [(2, 9), (2, 12), (2, 18), (2, 45), (3, 9), (3, 14), (4, 8)])
+def test_several_calls_with_a_fixed_cost_for_each_slice_do_not_keep_slices_small(branches: int, call_ms: int) -> None:
     clock = Clock()
-    model = Recording(took=lambda rows: setattr(clock, "now_ms", clock.now_ms + 45))
-    twice = PlanNode(of=Union(NUMBERS, NUMBERS), inputs=(both := source(), both))
-    chain, sink = chain_of(twice.then(model), clock_ms=clock)
+    model = Recording(took=lambda rows: setattr(clock, "now_ms", clock.now_ms + call_ms))
+    united = PlanNode(of=Union(*[NUMBERS] * branches), inputs=(source(),) * branches)
+    chain, sink = chain_of(united.then(model), clock_ms=clock)
     chain.input("numbers").on_batch(numbers(*range(10_000)), "a")
     drain(chain)
-    assert len(sink.rows) == 20_000
-    assert len(model.sizes) <= 40
+    assert len(sink.rows) == 10_000 * branches
+    assert len(model.sizes) <= 40 * branches
+
+
+@pytest.mark.parametrize("times", [2, 10, 120])
+def test_rows_that_become_many_later_make_one_slice_long_at_most(times: int) -> None:
+    clock = Clock()
+    function = Recording(took=lambda rows: setattr(clock, "now_ms", clock.now_ms + rows * 0.4))
+    exploded = MapInArrow(exploding([1] * 3000 + [times] * 7000, 1, []), NUMBERS)
+    chain, sink = chain_of(source().then(exploded).then(function), clock_ms=clock)
+    chain.input("numbers").on_batch(numbers(*range(4000)), "a")
+    waited = []
+    while chain.entry_waits:
+        began_ms = clock.now_ms
+        chain.process_some()
+        while chain.waits:
+            chain.process_some(entry=False)
+        waited.append(clock.now_ms - began_ms)
+    assert len(sink.rows) == 3000 + 1000 * times
+    long = [each for each in waited if each > 3 * CALL_MS]
+    assert len(long) <= 1 and max(waited) <= times * CALL_MS + MAIL_MS
 
 
 def test_small_batches_share_a_step() -> None:
