@@ -26,10 +26,9 @@ _SLICES = 64
 
 
 class _Spent(msgspec.Struct):
-    """What the slice that is under way, with all that came of it, gave one part."""
+    """What the slice that is under way, with all that came of it, took of one part."""
 
     calls: int = 0
-    rows: int = 0
     duration_ms: float = 0.0
 
 
@@ -127,12 +126,12 @@ class ChainSlices:
         self._calls[uid].took(rows, duration_ms)
         if source:
             self._came[source][uid] += rows
-            self._count(uid, rows, duration_ms)
+            self._count(uid, duration_ms)
 
     def failed(self, uid: str, duration_ms: float, source: str) -> None:
         """Take note of how long a call took that is made again with fewer rows, in milliseconds."""
         if source:
-            self._count(uid, 0, duration_ms)
+            self._count(uid, duration_ms)
 
     def went_through(self) -> None:
         """Take note that nothing waits any more of what was begun."""
@@ -141,18 +140,18 @@ class ChainSlices:
         for uid, spent in self._spent.items():
             if spent.calls > 1 and uid not in self._several:
                 self._several[uid] = SliceController(longest_trial_ms=self._longest_trial_ms)
-            if uid in self._several and spent.rows:
-                self._several[uid].took(spent.rows, spent.duration_ms, self._taken.total())
+            rows = sum(came[uid] for came in self._came.values())
+            if uid in self._several and rows:
+                self._several[uid].took(rows, spent.duration_ms, self._taken.total())
         for uid, rows in self._taken.items():
             self._shares[uid].count(rows, self._came[uid])
         self._spent.clear()
         self._taken.clear()
         self._came.clear()
 
-    def _count(self, uid: str, rows: int, duration_ms: float) -> None:
+    def _count(self, uid: str, duration_ms: float) -> None:
         spent = self._spent.setdefault(uid, _Spent())
         spent.calls += 1
-        spent.rows += rows
         spent.duration_ms += duration_ms
 
     def _at_once(self, uid: str) -> SliceController:

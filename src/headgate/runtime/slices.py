@@ -48,8 +48,8 @@ class SliceController:
     call_ms
         How long a call may take, in milliseconds.
     longest_trial_ms
-        A call of one row that takes too long is followed by one of two, to find out what rows cost; unless it took
-        longer than this, in milliseconds.
+        A call of one row that takes too long is followed by one of two, to find out what rows cost, and calls that one
+        row led to by twice as many rows; unless they took longer than this, in milliseconds.
 
     Examples
     --------
@@ -68,7 +68,7 @@ class SliceController:
     def __init__(self, call_ms: float = CALL_MS, *, longest_trial_ms: float = LONGEST_TRIAL_MS) -> None:
         self._call_ms = call_ms
         self._longest_trial_ms = longest_trial_ms
-        self._sizes: dict[int, _Size] = {}  # by the bits of their number
+        self._sizes: dict[int, _Size] = {}  # by the bits of their rows, or of those that led to them
         self._fixed_ms = 0.0
         self._row_ms = 0.0
         self._surprised = False  # by the last call

@@ -141,3 +141,21 @@ class Recording(Operator):
         self.sizes.append(batch.num_rows)
         self._took(batch.num_rows)
         emit(batch, split_id)
+
+
+class WorkClock:
+    """The time of a subtask's thread: it passes while calls are made."""
+
+    def __init__(self) -> None:
+        self.now_ms = 0.0
+
+    def __call__(self) -> float:
+        return self.now_ms
+
+    def takes(self, call_ms: float = 0.0, row_ms: float = 0.0) -> Callable[[int], None]:
+        """Return what lets the time pass that a call with so many rows takes."""
+
+        def took(rows: int) -> None:
+            self.now_ms += call_ms + rows * row_ms
+
+        return took
