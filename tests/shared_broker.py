@@ -3,7 +3,8 @@
 ``python -m tests.shared_broker kafka FOLDER`` is that process.
 
 Who uses it holds a shared lock on a file, and it ends when it gets that lock for itself alone. So the last user ends
-it, whoever that is, and a user that is killed is none any more: its lock goes with it.
+it, whoever that is, and a user that is killed is none any more: its lock goes with it. Who comes after that starts
+another one.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
@@ -60,38 +63,55 @@ def certificates_of(folder: Path) -> Certificates:
 @contextlib.contextmanager
 def shared_broker(run: Path) -> Iterator[Addresses]:
     """Use the Kafka broker of a run's folder, started by whoever comes first."""
-    with _shared("kafka", run) as addresses:
+    with shared(run / "kafka", partial(_start, "kafka", run)) as addresses:
         yield Addresses(**addresses)
 
 
 @contextlib.contextmanager
 def shared_pulsar(run: Path) -> Iterator[PulsarAddresses]:
     """Use the Pulsar broker of a run's folder, started by whoever comes first."""
-    with _shared("pulsar", run) as addresses:
+    with shared(run / "pulsar", partial(_start, "pulsar", run)) as addresses:
         yield PulsarAddresses(**addresses)
 
 
 @contextlib.contextmanager
-def _shared(kind: str, run: Path) -> Iterator[dict[str, str]]:
-    folder = run / kind
+def shared(folder: Path, start: Callable[[], object]) -> Iterator[dict[str, str]]:
+    """Use what `serve` serves in a folder; ``start`` lets another thread or process do that."""
     folder.mkdir(parents=True, exist_ok=True)
     addresses, failed = folder / "addresses.json", folder / "failed"
     with (folder / "users").open("a") as users:
         with (folder / "start.lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            fcntl.flock(users, fcntl.LOCK_SH)
+            fcntl.flock(users, fcntl.LOCK_SH)  # waits while one stops that nobody used
             if not addresses.exists():
-                # No child of this process: others may use it for longer.
-                subprocess.run([sys.executable, "-m", "tests.shared_broker", kind, str(run)], cwd=ROOT, check=True)
+                start()
                 wait_until(lambda: addresses.exists() or failed.exists(), START_S)
                 assert addresses.exists(), f"the broker did not start:\n{failed.read_text()}"
         yield json.loads(addresses.read_text())
 
 
+def serve(folder: Path, broker: Callable[[], AbstractContextManager[object]], names: Iterable[str]) -> None:
+    """Run a broker until nobody uses it, for `shared`; ``names``: those of its addresses."""
+    try:
+        with (folder / "users").open("a") as users, broker() as running:
+            addresses = {each: getattr(running, each) for each in names}
+            (folder / "addresses.new").write_text(json.dumps(addresses))
+            (folder / "addresses.new").rename(folder / "addresses.json")
+            fcntl.flock(users, fcntl.LOCK_EX)
+            (folder / "addresses.json").unlink()  # who comes later starts another one
+    except BaseException:
+        (folder / "failed").write_text(traceback.format_exc())
+        raise
+
+
+def _start(kind: str, run: Path) -> None:
+    # No child of this process: others may use it for longer.
+    subprocess.run([sys.executable, "-m", "tests.shared_broker", kind, str(run)], cwd=ROOT, check=True)
+
+
 def main() -> None:
     """Run the broker of a run's folder until nobody uses it, in the background."""
     kind, run = sys.argv[1], Path(sys.argv[2])
-    folder = run / kind
     start, shape = {
         "kafka": (running_broker, Addresses),
         "pulsar": (partial(running_pulsar, topic_policies=True), PulsarAddresses),
@@ -99,20 +119,15 @@ def main() -> None:
     if os.fork():
         return
     os.setsid()
+    folder = run / kind
     with (folder / "log").open("ab") as log, open(os.devnull) as nothing:
         for number, file in enumerate((nothing, log, log)):
             os.dup2(file.fileno(), number)
-    try:
-        with (folder / "users").open("a") as users, start(
-            folder / "broker", certificates=certificates_of(run)
-        ) as broker:  # fmt: skip
-            addresses = {each.name: getattr(broker, each.name) for each in dataclasses.fields(shape)}
-            (folder / "addresses.new").write_text(json.dumps(addresses))
-            (folder / "addresses.new").rename(folder / "addresses.json")
-            fcntl.flock(users, fcntl.LOCK_EX)
-    except BaseException:
-        (folder / "failed").write_text(traceback.format_exc())
-        raise
+
+    def broker() -> AbstractContextManager[object]:
+        return start(Path(tempfile.mkdtemp(prefix="broker-", dir=folder)), certificates=certificates_of(run))
+
+    serve(folder, broker, [each.name for each in dataclasses.fields(shape)])
 
 
 if __name__ == "__main__":
