@@ -78,6 +78,15 @@ def test_within_the_watermark(spark: SparkSession) -> None:
     assert in_order(found) == in_order([row.asDict() for row in expected])
 
 
+def test_late_rows_have_the_columns_of_the_program(spark: SparkSession) -> None:
+    rows = generated(spark.readStream).withWatermark("at", "1 second")
+    rows = rows.select("n", F.array("k").alias("x"), F.window("at", "1 second").alias("w"))
+    frame = rows.dropDuplicatesWithinWatermark(["x", "w"])
+    writer = headgate.continuous(frame, parallelism=1).writeStream.format("noop").option("lateRows", "noop")
+    late = writer.definition().late_rows
+    assert late is not None and late.schema.names == frame.columns
+
+
 @pytest.mark.parametrize("how", ["stopped", "failed"])
 def test_a_row_comes_once_through_restores_at_another_parallelism(
     spark: SparkSession, tmp_path: Path, how: str

@@ -46,18 +46,27 @@ class Deduplicate(KeyedOperator):
         The column with the event time, of windows their end: rows at the watermark or below are late; None: no row is.
     within_us
         A key is forgotten so long after its event time, in microseconds; None: never.
+    late
+        The columns of late rows, by place, and their names; None: all columns.
     """
 
     kind = "deduplicate"
 
     def __init__(
-        self, schema: pa.Schema, keys: Sequence[str], *, time: str | None = None, within_us: int | None = None
+        self,
+        schema: pa.Schema,
+        keys: Sequence[str],
+        *,
+        time: str | None = None,
+        within_us: int | None = None,
+        late: Sequence[tuple[int, str]] | None = None,
     ) -> None:
         assert time is not None or within_us is None
         self.schema = schema
         self.keys = tuple(keys)
         self._time = time
         self._within_us = within_us
+        self._late = list(enumerate(schema.names)) if late is None else list(late)
         self._late_rows = 0
         self._columns = [f"key {number}" for number in range(len(keys))]
         self.function = f"dropDuplicates({', '.join(keys)})"
@@ -81,7 +90,8 @@ class Deduplicate(KeyedOperator):
     @property
     def late_schema(self) -> pa.Schema | None:
         """The columns of rows that came too late; None: no row can."""
-        return None if self._time is None else self.schema
+        late = (self.schema.field(place).with_name(name) for place, name in self._late)
+        return None if self._time is None else pa.schema(late)
 
     @property
     def state_bytes(self) -> tuple[int, int]:
@@ -98,7 +108,8 @@ class Deduplicate(KeyedOperator):
             late = pc.less_equal(times, pa.array(reached)).fill_null(False)
             if late.true_count:
                 self._late_rows += late.true_count
-                self.on_late(batch.filter(late))
+                shown = [batch.column(place) for place, _ in self._late]
+                self.on_late(pa.RecordBatch.from_arrays(shown, schema=self.late_schema).filter(late))
                 kept = pc.invert(late)
                 batch, times, reached = batch.filter(kept), times.filter(kept), reached[kept.to_numpy(False)]
                 keys = [each.filter(kept) for each in keys]

@@ -81,6 +81,19 @@ def test_the_event_time_of_windows_is_their_end(tmp_path: Path) -> None:
     assert process(1, 2) == [15], "forgotten a second after the end of its window"
 
 
+def test_late_rows_have_the_columns_of_the_program(tmp_path: Path) -> None:
+    rows = pa.record_batch({"k": [[1], None], "at": pa.array([0, 1], TIMESTAMP), "k.bytes": [b"1", None]})
+    operator = Deduplicate(rows.schema, ["k.bytes"], time="at", within_us=0, late=[(1, "at"), (0, "x")])
+    operator.uid = "x"
+    late: list[pa.RecordBatch] = []
+    operator.on_late = late.append
+    operator.open(_context(tmp_path), [])
+    operator.process_watermark(10_000, lambda rows, split: None)
+    operator.process(rows, "s", lambda rows, split: None)
+    assert late == [rows.select(["at", "k"]).rename_columns(["at", "x"])]
+    assert [each.schema for each in late] == [operator.late_schema]
+
+
 def test_late_rows_are_counted_and_keys_with_their_time_are_forgotten(tmp_path: Path) -> None:
     world = Subtasks(made("k", "at", within_us=0), tmp_path)
     world.process(batch((1, 1, 10), (1, 1, 11), (5, 1, 12), (None, 1, 13), (None, 1, 14)))

@@ -49,7 +49,8 @@ def deduplicated(before: Rows, node: JavaObject) -> Rows:
     schema, keys = before.node.schema, [name for names in parts for name in names]
     for key in keys:
         check_key_type(repr(key), schema.field(key).type)
-    made = Deduplicate(schema, keys, time=time, within_us=within_us)
+    late = [(whole.places[each.exprId().id()], str(each.name())) for each in output]
+    made = Deduplicate(schema, keys, time=time, within_us=within_us, late=late)
     described = ", ".join(f"{each} {schema.field(each).type}" for each in keys)
     made.signature = f"first rows by {described}" + ("" if within_us is None else f", for {within_us // 1000} ms")
     after = before.then(Exchange(schema, "hash", keys=tuple(keys))).then(made)

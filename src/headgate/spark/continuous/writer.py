@@ -361,8 +361,8 @@ class ContinuousStreamWriter:
         if found is None:
             raise options.error(
                 "lateRows",
-                f"is {name!r}, and the query has no windows, no transformWithState with event time, and no join of two "
-                "streams: no row is late.",
+                f"is {name!r}, and the query has no windows, no dropDuplicates or transformWithState with event time, "
+                "and no join of two streams: no row is late.",
             )
         case_sensitive = session_case_sensitive(self._spark)
         sink = make_sink(name, its_options, found[1], spark=self._spark, case_sensitive=case_sensitive)
