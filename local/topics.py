@@ -39,7 +39,7 @@ def create_topic(address: str, topic: str, partitions: int = 1, **config: str) -
     """Make a topic and return its name. Names of settings have ``_`` for ``.``."""
     settings = {"retention.ms": "-1"} | {name.replace("_", "."): value for name, value in config.items()}
     admin = AdminClient({"bootstrap.servers": address})
-    admin.create_topics([NewTopic(topic, partitions, 1, config=settings)], operation_timeout=30)[topic].result(60)
+    admin.create_topics([NewTopic(topic, partitions, 1, config=settings)], operation_timeout=120)[topic].result(240)
     _wait(lambda: _served(admin, topic) == partitions)
     return topic
 
@@ -47,14 +47,14 @@ def create_topic(address: str, topic: str, partitions: int = 1, **config: str) -
 def add_partitions(address: str, topic: str, partitions: int) -> None:
     """Let a topic have so many partitions."""
     admin = AdminClient({"bootstrap.servers": address})
-    admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(60)
+    admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(240)
     _wait(lambda: _served(admin, topic) == partitions)
 
 
 def delete_topic(address: str, topic: str) -> None:
     """Delete a topic, and wait until it is gone."""
     admin = AdminClient({"bootstrap.servers": address})  # held: without it nothing is answered any more
-    admin.delete_topics([topic], operation_timeout=30)[topic].result(60)
+    admin.delete_topics([topic], operation_timeout=120)[topic].result(240)
     _wait(lambda: _served(admin, topic) is None)
 
 
@@ -83,8 +83,8 @@ def wait_for_transactions(address: str, topic: str) -> None:
     latest = {TopicPartition(topic, each.id): OffsetSpec.latest() for each in _partitions(admin, topic)}
 
     def ends(isolation: IsolationLevel) -> list[int]:
-        asked = admin.list_offsets(latest, isolation_level=isolation, request_timeout=60)
-        return [each.result(60).offset for each in asked.values()]
+        asked = admin.list_offsets(latest, isolation_level=isolation, request_timeout=240)
+        return [each.result(240).offset for each in asked.values()]
 
     _wait(lambda: ends(IsolationLevel.READ_COMMITTED) == ends(IsolationLevel.READ_UNCOMMITTED))
 
@@ -103,13 +103,15 @@ def _served(admin: AdminClient, topic: str) -> int | None:
         raise
     if not there:
         return 0
-    asked = admin.list_offsets({TopicPartition(topic, each): OffsetSpec.latest() for each in there}, request_timeout=60)
-    return sum(each.exception(60) is None and each.result().offset >= 0 for each in asked.values())
+    asked = admin.list_offsets(
+        {TopicPartition(topic, each): OffsetSpec.latest() for each in there}, request_timeout=240
+    )
+    return sum(each.exception(240) is None and each.result().offset >= 0 for each in asked.values())
 
 
 def _partitions(admin: AdminClient, topic: str) -> list[TopicPartitionInfo]:
     partitions: list[TopicPartitionInfo] = (
-        admin.describe_topics(TopicCollection([topic]), request_timeout=60)[topic].result(60).partitions
+        admin.describe_topics(TopicCollection([topic]), request_timeout=240)[topic].result(240).partitions
     )
     return partitions
 

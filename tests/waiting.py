@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 
-def wait_until(holds: Callable[[], bool], seconds: float = 60) -> None:
+def wait_until(holds: Callable[[], bool], seconds: float = 240) -> None:
     """Wait until something holds.
 
     Raises

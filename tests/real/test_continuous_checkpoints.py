@@ -185,7 +185,7 @@ def test_who_gives_up_waiting_leaves_the_query_as_it_was_and_draining_what_ends_
             yield each
 
     def commit(frame: DataFrame, epoch: int) -> None:
-        assert not may_end.exists() or may_commit.wait(90)
+        assert not may_end.exists() or may_commit.wait(240)
         batches.append(frame.count())
 
     frame = held_numbers(spark, may_end, rows=LONG).select("value").mapInArrow(waits, "value long")

@@ -277,6 +277,6 @@ print("the end")
 
 def test_no_thread_keeps_the_process_alive(home: Path) -> None:
     """It ends while a page is open, and takes its file along."""
-    done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout) == (0, "the end\n"), done.stderr
     assert list((home / "endpoints").iterdir()) == []

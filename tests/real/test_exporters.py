@@ -105,7 +105,7 @@ def test_without_a_provider_metrics_go_over_otlp() -> None:
             **os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_EXPORTER_OTLP_COMPRESSION": "none",
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         }  # fmt: skip
-        subprocess.run([sys.executable, "-c", OTLP_PROGRAM], check=True, env=environment, timeout=300)
+        subprocess.run([sys.executable, "-c", OTLP_PROGRAM], check=True, env=environment, timeout=600)
     finally:
         server.shutdown()
         server.server_close()

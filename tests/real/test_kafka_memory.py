@@ -27,7 +27,7 @@ print(rows, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platf
 
 
 def peak_bytes(kafka: Broker, topic: str, rows: int) -> int:
-    done = subprocess.run([sys.executable, "-c", READ, kafka.plain, topic], capture_output=True, text=True, timeout=240)
+    done = subprocess.run([sys.executable, "-c", READ, kafka.plain, topic], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     found, peak = map(int, done.stdout.split())
     assert found == rows

@@ -81,7 +81,7 @@ def test_no_secret_is_seen(
         [sys.executable, str(HERE / "kafka_secrets_program.py"), kafka.sasl_tls, str(certificates.ca), topic_name,
          str(tmp_path), USER, PASSWORD],
         cwd=tmp_path, env={**os.environ, "PYSPARK_SUBMIT_ARGS": f"{settings} pyspark-shell"}, stdin=subprocess.DEVNULL,
-        capture_output=True, timeout=240,
+        capture_output=True, timeout=600,
     )  # fmt: skip
     (tmp_path / "output.txt").write_bytes(done.stdout + done.stderr)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:].decode()

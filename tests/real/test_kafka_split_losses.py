@@ -32,7 +32,7 @@ def shortened(kafka: Broker, topic_name: str) -> str:
     produce(kafka.plain, topic_name, numbered(10))
     admin = AdminClient({"bootstrap.servers": kafka.plain})
     (deleted,) = admin.delete_records([Named(topic_name, 0, 6)]).values()
-    deleted.result(60)
+    deleted.result(240)
     return topic_name
 
 

@@ -87,7 +87,7 @@ def test_a_forked_child_reads_with_a_consumer_of_its_own(
     create_topic(kafka.plain, topic_name)
     produce(kafka.plain, topic_name, [Message(b"%d" % each) for each in range(50)])
     program = [sys.executable, str(Path(__file__).parent / "kafka_fork_program.py"), kafka.plain, topic_name, decoder]
-    assert subprocess.run(program, timeout=120).returncode == 0
+    assert subprocess.run(program, timeout=600).returncode == 0
 
 
 @pytest.mark.parametrize("decoder", ["auto", "plain"])

@@ -27,7 +27,7 @@ def run(*arguments: str, stdin_closed: bool = False, folder: Path = ROOT) -> sub
     command = [str(ROOT / "run"), *arguments]
     if stdin_closed:
         command = ["bash", "-c", 'exec "$@" <&-', "bash", *command]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL)
 
 
 @pytest.mark.parametrize("arguments", [(), ("help",), ("--help",), ("-h",)])
@@ -69,7 +69,7 @@ def test_kafka_runs_until_ctrl_c_and_cleans_up(tmp_path: Path) -> None:
         (broker,) = psutil.Process(process.pid).children()
         assert AdminClient({"bootstrap.servers": f"127.0.0.1:{port}"}).list_topics(timeout=60).brokers
         process.send_signal(signal.SIGINT)
-        assert process.wait(90) == 0
+        assert process.wait(600) == 0
         assert not broker.is_running()
     finally:
         process.kill()
@@ -91,7 +91,7 @@ def test_pulsar_runs_until_ctrl_c_and_cleans_up(tmp_path: Path) -> None:
         with urllib.request.urlopen(f"http://127.0.0.1:{web_port}/admin/v2/namespaces/public") as answer:
             assert "public/default" in json.load(answer)
         process.send_signal(signal.SIGINT)
-        assert process.wait(90) == 0
+        assert process.wait(600) == 0
         assert not broker.is_running()
     finally:
         process.kill()

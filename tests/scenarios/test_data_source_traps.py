@@ -145,7 +145,7 @@ tops = {name.partition(".")[0] for name in set(sys.modules) - before}
 print(sorted(tops - {"headgate", "pyspark", *names} - set(sys.stdlib_module_names)))
 print(*(shim.DefaultSource.name() for shim in shims))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600)
     assert done.stdout.splitlines() == [
         "[]",
         "headgate.datagen headgate.files headgate.kafka headgate.kinesis",
@@ -335,7 +335,7 @@ try:
 except DeploymentError as error:
     print(error)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert [line.count("pip install 'headgate[kafka]'") for line in lines] == [1, 0, 1]

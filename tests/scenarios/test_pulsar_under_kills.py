@@ -87,7 +87,7 @@ def test_each_message_is_read_once(pulsar: PulsarAddresses, topic_name: str, tmp
         sent += 40
         point = POINTS[attempt % len(POINTS)] if attempt < kills else "nowhere"
         arguments = [pulsar.service_url, pulsar.admin_url, topic_name, str(tmp_path), point, str(attempt % 3)]
-        ended = subprocess.run([sys.executable, "-c", PROGRAM, *arguments], timeout=120, capture_output=True, text=True)
+        ended = subprocess.run([sys.executable, "-c", PROGRAM, *arguments], timeout=600, capture_output=True, text=True)
         assert ended.returncode in (0, -signal.SIGKILL), ended.stderr
         killed += ended.returncode != 0
     assert killed == kills

@@ -166,7 +166,7 @@ def test_a_program_that_ends_ends_its_slots_first() -> None:
         running.wait()
     """
     ended = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=600
     )
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.split() == ["ended"] * 3

@@ -202,7 +202,7 @@ def test_what_is_allowed_switches_off_alignment_between_the_splits_of_a_reader_a
     start: Start, kinds: tuple[type[Scripted], ...]
 ) -> None:
     source = ScriptedSource(*kinds)
-    running = start(a=source, options=ALLOWED)
+    running = start(a=source, options=ALLOWED, now_ms=VirtualClock())
     source.fed |= {"rash": [1000], "fast": [500]}
     running.start("rash", "fast")
     running.announce(20, 10)

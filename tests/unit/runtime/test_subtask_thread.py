@@ -647,7 +647,7 @@ def test_what_a_snapshot_wrote_is_reported_and_not_written_again(start: Start) -
 
 
 def test_of_as_many_splits_as_are_reported_all_positions_are(start: Start) -> None:
-    running = start(a=CountedToySource())
+    running = start(a=CountedToySource(), now_ms=VirtualClock(5000))  # the timer reports nothing meanwhile
     running.start(*[f"s{number}" for number in range(MOST_POSITIONS)])
     _, figures = running.checkpoint(1)
     assert (figures.splits, len(figures.positions["a"])) == ({"a": MOST_POSITIONS}, MOST_POSITIONS)

@@ -88,7 +88,7 @@ PROGRAM = """
 
 def run(body: str, *, stuck_ms: int, heartbeat_ms: int) -> subprocess.CompletedProcess[str]:
     program = textwrap.dedent(PROGRAM.format(stuck=stuck_ms, heartbeat=heartbeat_ms)) + textwrap.dedent(body)
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600)
 
 
 def test_a_mail_that_hangs_ends_the_process_after_a_report() -> None:
