@@ -23,6 +23,9 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic, OffsetSpec
 
+_PATIENCE_S = 240
+"""How long a broker may take to answer; it takes milliseconds, unless the machine is very busy."""
+
 
 @dataclass(frozen=True)
 class Message:
@@ -39,7 +42,8 @@ def create_topic(address: str, topic: str, partitions: int = 1, **config: str) -
     """Make a topic and return its name. Names of settings have ``_`` for ``.``."""
     settings = {"retention.ms": "-1"} | {name.replace("_", "."): value for name, value in config.items()}
     admin = AdminClient({"bootstrap.servers": address})
-    admin.create_topics([NewTopic(topic, partitions, 1, config=settings)], operation_timeout=120)[topic].result(240)
+    made = admin.create_topics([NewTopic(topic, partitions, 1, config=settings)], operation_timeout=_PATIENCE_S)
+    made[topic].result(_PATIENCE_S)
     _wait(lambda: _served(admin, topic) == partitions)
     return topic
 
@@ -47,14 +51,14 @@ def create_topic(address: str, topic: str, partitions: int = 1, **config: str) -
 def add_partitions(address: str, topic: str, partitions: int) -> None:
     """Let a topic have so many partitions."""
     admin = AdminClient({"bootstrap.servers": address})
-    admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(240)
+    admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(_PATIENCE_S)
     _wait(lambda: _served(admin, topic) == partitions)
 
 
 def delete_topic(address: str, topic: str) -> None:
     """Delete a topic, and wait until it is gone."""
     admin = AdminClient({"bootstrap.servers": address})  # held: without it nothing is answered any more
-    admin.delete_topics([topic], operation_timeout=120)[topic].result(240)
+    admin.delete_topics([topic], operation_timeout=_PATIENCE_S)[topic].result(_PATIENCE_S)
     _wait(lambda: _served(admin, topic) is None)
 
 
@@ -62,11 +66,11 @@ def read_topic(address: str, topic: str, isolation: str = "read_committed") -> l
     """Return what a consumer sees now: all records up to the end, by partition and offset."""
     settings = {"bootstrap.servers": address, "group.id": "reads-nothing-else", "isolation.level": isolation}
     consumer = Consumer(settings | {"enable.partition.eof": True, "enable.auto.commit": False})
-    partitions = list(consumer.list_topics(topic, 60).topics[topic].partitions)
+    partitions = list(consumer.list_topics(topic, _PATIENCE_S).topics[topic].partitions)
     consumer.assign([TopicPartition(topic, each, OFFSET_BEGINNING) for each in partitions])
     found, ended = [], 0
     while ended < len(partitions):
-        message = consumer.poll(60)
+        message = consumer.poll(_PATIENCE_S)
         assert message is not None, "the broker did not answer"
         if (error := message.error()) is None:
             found.append(message)
@@ -83,8 +87,8 @@ def wait_for_transactions(address: str, topic: str) -> None:
     latest = {TopicPartition(topic, each.id): OffsetSpec.latest() for each in _partitions(admin, topic)}
 
     def ends(isolation: IsolationLevel) -> list[int]:
-        asked = admin.list_offsets(latest, isolation_level=isolation, request_timeout=240)
-        return [each.result(240).offset for each in asked.values()]
+        asked = admin.list_offsets(latest, isolation_level=isolation, request_timeout=_PATIENCE_S)
+        return [each.result(_PATIENCE_S).offset for each in asked.values()]
 
     _wait(lambda: ends(IsolationLevel.READ_COMMITTED) == ends(IsolationLevel.READ_UNCOMMITTED))
 
@@ -104,23 +108,22 @@ def _served(admin: AdminClient, topic: str) -> int | None:
     if not there:
         return 0
     asked = admin.list_offsets(
-        {TopicPartition(topic, each): OffsetSpec.latest() for each in there}, request_timeout=240
+        {TopicPartition(topic, each): OffsetSpec.latest() for each in there}, request_timeout=_PATIENCE_S
     )
-    return sum(each.exception(240) is None and each.result().offset >= 0 for each in asked.values())
+    return sum(each.exception(_PATIENCE_S) is None and each.result().offset >= 0 for each in asked.values())
 
 
 def _partitions(admin: AdminClient, topic: str) -> list[TopicPartitionInfo]:
-    partitions: list[TopicPartitionInfo] = (
-        admin.describe_topics(TopicCollection([topic]), request_timeout=240)[topic].result(240).partitions
-    )
+    asked = admin.describe_topics(TopicCollection([topic]), request_timeout=_PATIENCE_S)[topic]
+    partitions: list[TopicPartitionInfo] = asked.result(_PATIENCE_S).partitions
     return partitions
 
 
-def _wait(is_so: Callable[[], bool], timeout_s: float = 60) -> None:
-    deadline = time.monotonic() + timeout_s
+def _wait(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _PATIENCE_S
     while not is_so():
         if time.monotonic() > deadline:
-            raise RuntimeError(f"The broker has not heard of it within {timeout_s} s.")
+            raise RuntimeError(f"The broker has not heard of it within {_PATIENCE_S} s.")
         time.sleep(0.01)
 
 
@@ -147,6 +150,6 @@ def produce(address: str, topic: str, messages: Iterable[Message], **config: str
             on_delivery=on_delivery,
         )  # fmt: skip
         producer.poll(0)
-    left = producer.flush(240)
+    left = producer.flush(_PATIENCE_S)
     if left or failed:
         raise RuntimeError(f"{topic}: {left} records were not written, {len(failed)} failed: {failed[:3]}")

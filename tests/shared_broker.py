@@ -82,7 +82,7 @@ def shared(folder: Path, start: Callable[[], object]) -> Iterator[dict[str, str]
     with (folder / "users").open("a") as users:
         with (folder / "start.lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            fcntl.flock(users, fcntl.LOCK_SH)  # waits while one stops that nobody used
+            fcntl.flock(users, fcntl.LOCK_SH)  # waits until a broker that is stopping has stopped
             if not addresses.exists():
                 start()
                 wait_until(lambda: addresses.exists() or failed.exists(), START_S)
