@@ -33,8 +33,7 @@ class PutsBackLast(Unchecked):
     TRANSITIONS = InputGate.TRANSITIONS  # again, for the handler that is another
 
     def _on_rows_put_back(self, event: ig.RowsPutBack, now_ms: int) -> list[ig.Action]:
-        assert self._polled is not None
-        channel, recovered = self._polled
+        channel, recovered = self._polled[-1], self._polled_recovered
         actions = super()._on_rows_put_back(event, now_ms)
         (channel.recovered if recovered else channel.sent).rotate(-1)
         self._set_ready(channel)

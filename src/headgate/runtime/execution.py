@@ -323,12 +323,14 @@ class Execution:
         return loop.Room.NOBODY, [ready, sinks]
 
     def _await(self, blocked: list[Future[None]]) -> None:
-        """Have the mailbox wake this thread when there is room."""
+        """Have the mailbox wake this thread when there is room; until then it has nothing to do, but for its mail."""
         self._awaited = [each for each in self._awaited if not each.done()]
         for room in blocked:
             if not any(room is each for each in self._awaited):
                 self._awaited.append(room)
                 room.add_done_callback(lambda _: self.context.mailbox.post(Mail(lambda: None)))
+        for output in () if self.context.mailbox.has_mail else self._outputs.values():
+            output.rest()
 
     def _handle(self, event: loop.Event) -> bool:
         """Carry out what the loop decides; return whether that was work."""
@@ -525,10 +527,7 @@ class Execution:
         self._snapshots.store_input(checkpoint_id, channels, relocated)
 
     def on_broken(self, error: TransportError) -> None:
-        """Report it, and fail, unless the coordinator has found out why within a while.
-
-        The other side may have failed, or ended.
-        """
+        """Report it, and fail after a while unless the coordinator knows why: the other side may have failed or ended."""
         if self._loop.has_ended or self._suspended:
             return
         peer = peer_of(self.context.place.slot, error.facts)

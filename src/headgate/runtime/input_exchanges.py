@@ -4,7 +4,8 @@ Never: decide what is next or what belongs to a checkpoint (`InputGate` does); t
 subtask's: what links and the recovery thread report is posted to its mailbox.
 
 A buffer is given to the chain a slice at a time; the rest goes back to the gate before anything else happens, so that a
-barrier finds it there however slow the operator is.
+barrier finds it there however slow the operator is. Small buffers are put together before, whichever channel they came
+on: a call of an operator costs about the same for ten rows as for a thousand.
 
 Follows FLIP-547, sections 4.3 to 4.6.
 """
@@ -22,10 +23,14 @@ from headgate.operators.exchange import Exchange, Partitioner
 from headgate.protocol import messages as msg
 from headgate.protocol.channels import Barrier, Buffer, ChannelId, Element
 from headgate.runtime.channel_recovery_thread import BufferPool, RecoveredInput, Recovery, RecoveryFigures
+from headgate.runtime.coalescer import MAX_BYTES
 from headgate.runtime.mailbox import Mail, Mailbox
 from headgate.runtime.snapshot_parts import StoredRows
 from headgate.task.exchange import input_gate as ig
 from headgate.transport.data_plane import ConsumerLink, DataPlane
+
+_GATHERED_BYTES = MAX_BYTES // 2
+"""Buffers are put together up to this size; a larger one would cost more to copy than a call of its own does."""
 
 
 class GateUser(Protocol):
@@ -192,7 +197,7 @@ class InputExchanges:
         ``overdraft``: only what a snapshot waits for.
         """
         actions = self._gate.handle(ig.Polled(overdraft), self._now_ms())
-        self._carry_out(actions)
+        self._carry_out(actions, gathers=not overdraft)
         return bool(actions)
 
     def give_up(self, checkpoint_id: int) -> None:
@@ -221,12 +226,12 @@ class InputExchanges:
         if not self._closed:
             self._carry_out(self._gate.handle(event, self._now_ms()))
 
-    def _carry_out(self, actions: Iterable[ig.Action]) -> None:
+    def _carry_out(self, actions: Iterable[ig.Action], *, gathers: bool = False) -> None:
         user = self._user
         for action in actions:
             match action:
-                case ig.ProcessRows(channel=channel, buffer=buffer):
-                    self._process(channel, buffer)
+                case ig.ProcessRows():
+                    self._process(action, gathers=gathers)
                 case ig.AdvanceWatermark(exchange=exchange, timestamp_ms=timestamp_ms):
                     user.on_watermark(exchange, timestamp_ms)
                 case ig.MarkIdle(exchange=exchange):
@@ -260,20 +265,39 @@ class InputExchanges:
         assert recovery is not None
         return StoredRows(recovery.size_spilled(number)[0], lambda: recovery.read_spilled(number))
 
-    def _process(self, channel: ChannelId, buffer: Buffer) -> None:
-        """Give the chain the first rows of a buffer, and the gate the rest."""
-        batch: pa.RecordBatch = buffer.rows
-        exchange = channel.exchange
-        if buffer.unfiltered:
-            batch = self._partitioners[exchange].filter_owned(batch, self._consumer)
-        rows = min(batch.num_rows, self._user.entry_rows(exchange))
-        if rows < batch.num_rows:
-            left = batch.num_rows - rows
-            rest = Buffer(batch.slice(rows), left, buffer.size_bytes * left // batch.num_rows)
-            self._handle(ig.RowsPutBack(rest))
-        self._release(channel, rows)
-        if rows:
-            self._user.on_rows(exchange, batch.slice(0, rows))
+    def _process(self, first: ig.ProcessRows, *, gathers: bool) -> None:
+        """Give the chain the rows of a buffer, or of several small ones, up to one slice, and the gate what is left."""
+        exchange = first.channel.exchange
+        room, size_bytes = self._user.entry_rows(exchange), 0
+        batches: list[pa.RecordBatch] = []
+        polled: ig.ProcessRows | None = first
+        while polled is not None:
+            batch, buffer = self._own_rows(polled), polled.buffer
+            rows = min(batch.num_rows, room)
+            if left := batch.num_rows - rows:
+                rest = Buffer(batch.slice(rows), left, buffer.size_bytes * left // batch.num_rows)
+                self._handle(ig.RowsPutBack(rest))
+            self._release(polled.channel, rows)
+            if rows:
+                batches.append(batch.slice(0, rows))
+            room -= rows
+            size_bytes += buffer.size_bytes
+            polled = self._more() if gathers and room and size_bytes < _GATHERED_BYTES else None
+        if batches:
+            self._user.on_rows(exchange, pa.concat_batches(batches) if len(batches) > 1 else batches[0])
+
+    def _more(self) -> ig.ProcessRows | None:
+        """Return what can be processed together with what was polled."""
+        for action in self._gate.handle(ig.MorePolled(), self._now_ms()):
+            assert isinstance(action, ig.ProcessRows)
+            return action
+        return None
+
+    def _own_rows(self, polled: ig.ProcessRows) -> pa.RecordBatch:
+        batch: pa.RecordBatch = polled.buffer.rows
+        if polled.buffer.unfiltered:
+            batch = self._partitioners[polled.channel.exchange].filter_owned(batch, self._consumer)
+        return batch
 
     def _release(self, channel: ChannelId, rows: int) -> None:
         """Give the recovery thread the room of what was processed: recovered buffers are the first of a channel."""

@@ -9,6 +9,7 @@ Until each consumer has granted credit for the first time, which it does when al
 rows are asked for: else every rescale would add what the queues hold to what is under way.
 
 A watermark waits for the rows before it, and so for the coalescer: of several that come meanwhile the last one counts.
+While there is no room, rows leave early only for a consumer that takes them at once: others would find them in a queue.
 
 Follows docs/architecture.md, "Stages and exchanges"; FLIP-547, sections 2.1 and 4.2.
 """
@@ -34,7 +35,7 @@ from headgate.protocol.channels import (
     ProducerRecovered,
     WatermarkPassed,
 )
-from headgate.runtime.coalescer import MEMORY_BYTES, Coalescer, buffer_bytes
+from headgate.runtime.coalescer import MEMORY_BYTES, Coalescer
 from headgate.runtime.mailbox import Mail, Mailbox
 from headgate.task.exchange import result_partition as rp
 from headgate.transport.data_plane import DataPlane, ProducerLink
@@ -62,7 +63,7 @@ class OutputExchange:
     partitioner
         Whose rows are whose.
     buffer_timeout_ms
-        How long rows and watermarks wait to be gathered, in milliseconds.
+        How long rows and watermarks wait to be gathered where there is nothing else to do, in milliseconds.
     plane
         The slot's.
     mailbox
@@ -96,8 +97,7 @@ class OutputExchange:
         self._partitioner = partitioner
         self._buffer_timeout_ms = buffer_timeout_ms
         # Each consumer has as many producers as there are consumers: a stage has a subtask in each slot.
-        max_bytes = buffer_bytes(len(consumers), memory_bytes)
-        self._coalescer = Coalescer(timeout_ms=buffer_timeout_ms, max_bytes=max_bytes)
+        self._coalescer = Coalescer(timeout_ms=buffer_timeout_ms, channels=len(consumers), memory_bytes=memory_bytes)
         self._max_queued_bytes = memory_bytes // _QUEUED_SHARE
         self._mailbox = mailbox
         self._now_ms = now_ms
@@ -105,7 +105,6 @@ class OutputExchange:
         self._on_broken = on_broken
         self._partition = rp.ResultPartition(uid, producer, consumers, supports_unaligned=exchange.supports_unaligned)
         self._watermark_ms: int | None = None  # that waits to be sent
-        self._watermark_due_ms = 0
         self._room: Future[None] | None = None
         self._without_credit = set(consumers)  # which have never granted any
         self._closed = False
@@ -118,10 +117,9 @@ class OutputExchange:
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Take rows."""
-        now_ms = self._now_ms()
-        for consumer, rows in self._partitioner.split(batch):
-            for to, buffer in self._coalescer.add(consumer, rows, now_ms):
-                self._handle(rp.RowsEmitted(to, buffer))
+        row_bytes = batch.nbytes / max(1, batch.num_rows)
+        for to, buffer in self._coalescer.add(self._partitioner.split(batch), row_bytes, self._now_ms()):
+            self._handle(rp.RowsEmitted(to, buffer))
 
     def ready(self) -> Future[None] | None:
         """Return None if there is room, else a future that is done when there is."""
@@ -133,11 +131,11 @@ class OutputExchange:
 
     def on_watermark(self, timestamp_ms: int) -> None:
         """Send the watermark after the rows before it, in milliseconds."""
-        if self._watermark_ms is None:
-            self._watermark_due_ms = self._now_ms() + self._buffer_timeout_ms
         self._watermark_ms = timestamp_ms
         if self._buffer_timeout_ms == 0:
             self.flush()
+        else:
+            self._coalescer.follow(self._now_ms())
 
     def on_idle(self) -> None:
         """Let nobody wait for this producer's watermark."""
@@ -183,20 +181,23 @@ class OutputExchange:
 
     def due_ms(self) -> int | None:
         """Return when `on_time` is wanted, in milliseconds."""
-        due_ms = self._coalescer.due_ms()
-        watermark_ms = None if self._watermark_ms is None else self._watermark_due_ms
-        for each_ms in (watermark_ms, self._partition.next_time_ms()):
-            if each_ms is not None and (due_ms is None or each_ms < due_ms):
-                due_ms = each_ms
-        return due_ms
+        due_ms, partition_ms = self._coalescer.due_ms(), self._partition.next_time_ms()
+        return partition_ms if due_ms is None else due_ms if partition_ms is None else min(due_ms, partition_ms)
+
+    def rest(self) -> None:
+        """Send what need not wait, now that the subtask has nothing else to do."""
+        if self._has_room():
+            if self._coalescer.rest(self._now_ms()):
+                self.flush()
+            return
+        for consumer in [each for each in self._coalescer.waiting if self._partition.takes_rows(each)]:
+            for to, buffer in self._coalescer.send(consumer):
+                self._handle(rp.RowsEmitted(to, buffer))
 
     def on_time(self) -> None:
         """Do what is due."""
         now_ms = self._now_ms()
-        rows_due = self._coalescer.due_ms()
-        if (rows_due is not None and now_ms >= rows_due) or (
-            self._watermark_ms is not None and now_ms >= self._watermark_due_ms
-        ):
+        if self._coalescer.due(now_ms):
             self.flush()
         due_ms = self._partition.next_time_ms()
         if due_ms is not None and now_ms >= due_ms:

@@ -28,9 +28,6 @@ from headgate.operators.exchange import Exchange, Partition, Partitioner
 from headgate.operators.key_hash import check_key_type, key_groups
 from headgate.protocol.key_groups import subtask_of
 
-_MOST_TAKES = 8
-"""For up to so many consumers it is faster to look for each one's rows than to sort all."""
-
 Parts = list[tuple[int, pa.RecordBatch]]
 
 
@@ -173,19 +170,15 @@ class _Forward(Partitioner):
 
 
 def _parts(batch: pa.RecordBatch, consumers: Any, parallelism: int) -> Parts:
-    """Return the rows of each consumer that gets any, in their order."""
-    if parallelism <= _MOST_TAKES:
-        parts = ((consumer, _rows_of(batch, consumers, consumer)) for consumer in range(parallelism))
-        return [(consumer, rows) for consumer, rows in parts if rows.num_rows]
-    ends = np.cumsum(np.bincount(consumers, minlength=parallelism)).tolist()
-    # Stable on few distinct numbers is a radix sort.
-    ordered = batch.take(pa.array(np.argsort(consumers, kind="stable")))
+    """Return the rows of each consumer that gets any, in their order: slices of all rows, sorted by consumer once."""
+    order = np.argsort(consumers, kind="stable")  # on few distinct numbers a radix sort
+    ends = np.searchsorted(consumers[order], np.arange(parallelism, dtype=consumers.dtype), side="right").tolist()
     begins = [0, *ends[:-1]]
-    return [
-        (consumer, ordered.slice(begin, end - begin))
-        for consumer, (begin, end) in enumerate(zip(begins, ends, strict=True))
-        if end > begin
-    ]
+    parts = [(consumer, at, end) for consumer, (at, end) in enumerate(zip(begins, ends, strict=True)) if end > at]
+    if len(parts) == 1:
+        return [(parts[0][0], batch)]
+    ordered = batch.take(pa.array(order))
+    return [(consumer, ordered.slice(begin, end - begin)) for consumer, begin, end in parts]
 
 
 def _rows_of(batch: pa.RecordBatch, consumers: Any, consumer: int) -> pa.RecordBatch:

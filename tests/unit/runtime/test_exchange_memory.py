@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from headgate.operators.exchange import Exchange
-from headgate.protocol.channels import CREDITS, Buffer, ChannelId, Element
+from headgate.protocol.channels import CREDITS, Buffer, ChannelId, Element, WatermarkPassed
 from headgate.runtime.coalescer import MAX_BYTES, MEMORY_BYTES, MIN_BYTES, Coalescer, buffer_bytes
 from headgate.runtime.mailbox import Mailbox
 from headgate.runtime.output_exchange import OutputExchange
@@ -26,7 +25,7 @@ MANY = [2, 8, 64, 1_000]
 def test_the_more_channels_the_smaller_are_buffers(channels: int, kib: int) -> None:
     """Between 1 MiB and 32 KiB; half of it is worth sending."""
     assert buffer_bytes(channels) == kib << 10
-    made = Coalescer(max_bytes=buffer_bytes(channels))
+    made = Coalescer(channels=channels)
     assert made._max_bytes == kib << 10 and made._target_bytes == kib << 9
 
 
@@ -45,13 +44,13 @@ def test_a_gate_whose_channels_are_all_full_holds_what_it_may(channels: int) -> 
     for producer in range(channels):
         channel = ChannelId("keys", producer, 0)
         partition = rp.ResultPartition("keys", producer, [0], supports_unaligned=True)
-        coalescer = Coalescer(timeout_ms=0, max_bytes=buffer_bytes(channels))
+        coalescer = Coalescer(timeout_ms=0, channels=channels)
         partition.handle(rp.ConsumerConnected(0), 0)
         for granted in gate.handle(ig.ChannelConnected(channel), 0):
             assert isinstance(granted, ig.GrantCredit) and granted.channel == channel
             partition.handle(rp.CreditGranted(0, granted.credits), 0)
         while not partition.queued_buffers:
-            for _, buffer in coalescer.add(0, ROWS, 0):
+            for _, buffer in coalescer.add([(0, ROWS)], 8, 0):
                 for sent in partition.handle(rp.RowsEmitted(0, buffer), 0):
                     assert isinstance(sent, rp.Transmit)
                     gate.handle(ig.ElementArrived(channel, sent.element), 0)
@@ -84,20 +83,48 @@ class Plane:
         return self.links[-1]
 
 
-@pytest.mark.parametrize("consumers", MANY)
-def test_what_waits_at_a_producer_is_bounded_for_all_consumers_together(consumers: int) -> None:
-    """It has no room when what waits takes a quarter of the memory, whoever it waits for."""
-    exchange, plane, mailbox = Exchange(SCHEMA, "rebalance"), Plane(), Mailbox(lambda: 0)
-    stored: list[Mapping[ChannelId, Sequence[Buffer]]] = []
+def output_to(consumers: int, plane: Plane, mailbox: Mailbox, timeout_ms: int = 0) -> OutputExchange:
+    """Return an output whose consumers are connected, and have granted a credit each."""
+    exchange = Exchange(SCHEMA, "rebalance")
     output = OutputExchange(
         "keys", exchange, 0, range(consumers), 1,
-        partitioner_of(exchange, producer=0, parallelism=consumers, max_parallelism=1024), 0,
-        plane, mailbox, lambda: 0, lambda _, channels: stored.append(channels), on_broken=pytest.fail,
+        partitioner_of(exchange, producer=0, parallelism=consumers, max_parallelism=1024), timeout_ms,
+        plane, mailbox, lambda: 0, lambda checkpoint_id, channels: None, on_broken=pytest.fail,
     )  # type: ignore[arg-type]  # fmt: skip
     for link in plane.links:
         link.end.on_connected()
         link.end.on_credit(1)
     mailbox.run_mail()
+    return output
+
+
+def test_without_room_rows_leave_for_whom_they_reach_at_once() -> None:
+    """The others' wait for more of them, and so does the watermark."""
+    plane, mailbox = Plane(), Mailbox(lambda: 0)
+    output = output_to(2, plane, mailbox, timeout_ms=5)
+    slow, fast = plane.links
+    fast.end.on_credit(10_000)
+    mailbox.run_mail()
+    while output.ready() is None:
+        output.write(pa.concat_batches([ROWS] * 16))
+    for n in range(2):
+        output.write(ROWS.slice(n, 1))  # for one, then for the other
+    output.on_watermark(7)
+    before = len(slow.taken)
+    output.rest()
+    assert len(slow.taken) == before and fast.taken[-1].num_rows == 1  # type: ignore[union-attr]
+    slow.end.on_credit(10_000)
+    mailbox.run_mail()
+    output.rest()
+    assert [type(each) for each in slow.taken[-2:]] == [Buffer, WatermarkPassed]
+    assert slow.taken[-2].num_rows == 1  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("consumers", MANY)
+def test_what_waits_at_a_producer_is_bounded_for_all_consumers_together(consumers: int) -> None:
+    """It has no room when what waits takes a quarter of the memory, whoever it waits for."""
+    plane, mailbox = Plane(), Mailbox(lambda: 0)
+    output = output_to(consumers, plane, mailbox)
     most = 0
     written = pa.concat_batches([ROWS] * 16)  # 4 MiB
     while output.ready() is None:

@@ -53,6 +53,21 @@ def test_rows_and_checkpoints_pass_both_stages(start: Start) -> None:
     assert (position(producer), producer.channels, consumer.channels) == (3, (), ())
 
 
+def test_a_producer_that_has_nothing_else_to_do_sends_at_once(start: Start) -> None:
+    """Whatever the time-out is, which first counts from there on; a barrier is sent after what waits then."""
+    pair = start(options={"exchange.buffer-timeout": "1 hour"})
+    pair.offer(1)
+    wait_until(lambda: pair.sink.numbers == [1])
+    pair.offer(2)
+    wait_until(lambda: pair._emitted() == 2)
+    pair.settle(0)
+    pair.settle(1)
+    assert pair.sink.numbers == [1]
+    pair.trigger(1)
+    pair.acknowledged(1)
+    assert pair.sink.numbers == [1, 2]
+
+
 def test_a_checkpoint_holds_what_is_under_way_on_both_sides(start: Start) -> None:
     """The barrier passes the rows that the consumer has, and those that the producer has."""
     pair = start()

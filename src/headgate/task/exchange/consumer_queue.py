@@ -152,6 +152,11 @@ class ConsumerQueue(BufferMachine):
             case "blocked":  # else its head would have left
                 assert isinstance(self._elements[0], Buffer) and self.credits == 0
 
+    @property
+    def takes_rows(self) -> bool:
+        """Whether a buffer would leave at once."""
+        return self.state == "flowing" and self.credits > 0
+
     def holds_barrier(self, checkpoint_id: int) -> bool:
         """Return whether a checkpoint's barrier is in the queue."""
         return self._place_of(checkpoint_id) is not None

@@ -43,7 +43,9 @@ class CreditAllowed(msgspec.Struct, frozen=True):
 
 
 class BufferProcessed(msgspec.Struct, frozen=True):
-    """A buffer that the producer sent is processed to its end."""
+    """Buffers that the producer sent are processed to their end."""
+
+    buffers: int = 1
 
 
 Event = ChannelConnected | CreditAllowed | BufferProcessed | Element
@@ -154,8 +156,8 @@ class GateChannel(BufferMachine):
                 waiting.append(element)
         return waiting
 
-    def check_credits(self, *, polled: bool) -> None:
-        """Assert that each of its credits is with the producer or with a buffer that waits, or was ``polled``."""
+    def check_credits(self, *, polled: int) -> None:
+        """Assert that each of its credits is with the producer or a buffer that waits, or one of those ``polled``."""
         waiting = sum(type(each) is Buffer for each in self.sent)
         assert self.credits >= 0
         match self.state:
@@ -187,8 +189,8 @@ class GateChannel(BufferMachine):
         return []
 
     def _on_buffer_processed(self, event: BufferProcessed, now_ms: int) -> list[GrantCredit]:
-        self.credits += 1
-        return [GrantCredit(self.id, 1)]
+        self.credits += event.buffers
+        return [GrantCredit(self.id, event.buffers)]
 
     def _on_event(self, event: ChannelEvent, now_ms: int) -> list[GrantCredit]:
         self.sent.append(event)

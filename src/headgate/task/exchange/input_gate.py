@@ -6,8 +6,10 @@ What may arrive on a channel is `gate_channel`'s to say, how far recovery is
 `gate_recovery`'s, what belongs to a checkpoint `barrier_handler`'s, and the watermark of an
 exchange `watermark_valve`'s. This one decides whose turn it is, and reports to each what concerns it:
 
-- `Polled` takes turns among channels; a buffer that was put back is its channel's next one. A credit is granted when a
-  producer's buffer was processed to its end (the next poll says so), never for a recovered one.
+- `Polled` takes turns among channels; a buffer that was put back is its channel's next one. `MorePolled` adds what is
+  ready in channels of the same exchange, so that many small buffers are one batch for the operators; recovered ones
+  come one by one. A credit is granted when a producer's buffer was processed to its end (the next poll says so), never
+  for a recovered one.
 - Events of producers wait after recovered buffers, so that no watermark comes before a recovered row; unaligned
   barriers are seen at once. The end of an exchange is followed by `EndInput`.
 - Until a snapshot is taken, unaligned channels are read up to their barriers, and those without one as before. An
@@ -26,6 +28,7 @@ Follows FLIP-547, sections 2.1 and 4.3 to 4.6.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 import msgspec
@@ -116,9 +119,13 @@ class Polled(msgspec.Struct, frozen=True):
     overdraft: bool = False
 
 
+class MorePolled(msgspec.Struct, frozen=True):
+    """The subtask can process more rows with those that were polled last: of the same exchange, in the same batch."""
+
+
 Event = (
     ChannelConnected | ElementArrived | RowsRecovered | RowsSpilled | PhaseOneEnded | RecoveryEnded | RowsPutBack
-    | Polled | CheckpointGivenUp | GateTimePassed
+    | Polled | MorePolled | CheckpointGivenUp | GateTimePassed
 )  # fmt: skip
 
 # What is to be done.
@@ -185,14 +192,16 @@ class InputGate(BufferMachine):
         Row("processing", Polled,            "waiting", [*_STORED, *_FINISHED, *_EVENT_TIME],
             "that was all, or a snapshot is next"),
         Row("processing", Polled,            SAME, [ProcessRows, *_FINISHED]),
+        Row("processing", MorePolled,        SAME, [Maybe(ProcessRows)], "unless those were recovered"),
         Row("processing", RowsPutBack,       "waiting"),
+        Row("processing", RowsPutBack,       SAME, [], "others were polled with it"),
         Row("waiting, processing", CheckpointGivenUp, SAME, [], "nothing waits for it any longer"),
         Row("waiting",    GateTimePassed,    SAME, _STORED, "barriers may pass now"),
         Row("processing", GateTimePassed,    SAME),
         Row("processing", GateTimePassed,    "waiting", [TakeSnapshot, Maybe(StoreChannels), *_FINISHED]),
     )
     # fmt: on
-    UNRECORDED = frozenset({ElementArrived, RowsPutBack, Polled})
+    UNRECORDED = frozenset({ElementArrived, RowsPutBack, Polled, MorePolled})
 
     def __init__(
         self,
@@ -221,7 +230,8 @@ class InputGate(BufferMachine):
         self._always_aligned = frozenset(each.id for each in self._channels.values() if not each.supports_unaligned)
         self._checkpoint = BarrierHandler(len(self._channels), self._always_aligned)
         self._ready: dict[ChannelId, None] = {}  # those with something to process, in the order of their turns
-        self._polled: tuple[GateChannel, bool] | None = None  # what is being processed, and whether it was recovered
+        self._polled: list[GateChannel] = []  # whose buffers are being processed, one or several of the same exchange
+        self._polled_recovered = False  # that one was recovered
 
     @property
     def recovery(self) -> str:
@@ -244,11 +254,12 @@ class InputGate(BufferMachine):
 
     def check(self) -> None:
         """Assert what always holds."""
-        polled, recovered = self._polled or (None, False)
-        assert (self.state == "processing") == (polled is not None)
+        assert (self.state == "processing") == bool(self._polled)
+        assert len({each.exchange.uid for each in self._polled}) <= 1
+        polled = Counter() if self._polled_recovered else Counter(each.id for each in self._polled)
         for channel in self._channels.values():
             assert (channel.id in self._ready) == self._is_ready(channel)
-            channel.check_credits(polled=channel is polled and not recovered)
+            channel.check_credits(polled=polled[channel.id])
         self._recovery.check()
         for valve in self._valves.values():
             valve.check()
@@ -305,10 +316,11 @@ class InputGate(BufferMachine):
 
     def _on_polled(self, event: Polled, now_ms: int) -> list[Action]:
         actions: list[Action] = []
-        if self._polled is not None:
-            channel = self._polled[0]
+        if self._polled:
+            channels = dict.fromkeys(self._polled)
             actions = self._finish_polled(now_ms)
-            actions += self._proceed_after(channel, now_ms)
+            for channel in channels:
+                actions += self._proceed_after(channel, now_ms)
             if actions and type(actions[-1]) in (TakeSnapshot, StoreChannels):
                 return actions
         asked: list[Action] = []
@@ -336,7 +348,8 @@ class InputGate(BufferMachine):
         recovered = bool(channel.recovered)
         element = channel.recovered.popleft() if recovered else channel.sent.popleft()
         if isinstance(element, Buffer):
-            self._polled, self.state = (channel, recovered), "processing"
+            self._polled_recovered, self.state = recovered, "processing"
+            self._polled.append(channel)
             self._set_ready(channel)
             return [ProcessRows(channel.id, element, recovered)]
         assert not isinstance(element, Barrier)
@@ -350,23 +363,35 @@ class InputGate(BufferMachine):
             actions = [action for uid, event in heard for action in self._valves[uid].handle(event, now_ms)]
         return actions + self._proceed_after(channel, now_ms)
 
+    def _on_more_polled(self, event: MorePolled, now_ms: int) -> list[Action]:
+        if self._polled_recovered:
+            return []
+        exchange = self._polled[0].exchange
+        for each in self._ready:
+            channel = self._channels[each]
+            if channel.exchange is exchange and not channel.recovered and type(channel.sent[0]) is Buffer:
+                return self._process(channel, now_ms)
+        return []
+
     def _on_rows_put_back(self, event: RowsPutBack, now_ms: int) -> list[Action]:
-        assert self._polled is not None
-        (channel, recovered), self._polled, self.state = self._polled, None, "waiting"
-        (channel.recovered if recovered else channel.sent).appendleft(event.buffer)
+        channel = self._polled.pop()
+        (channel.recovered if self._polled_recovered else channel.sent).appendleft(event.buffer)
         self._set_ready(channel)
+        if not self._polled:
+            self.state = "waiting"
         return []
 
     def _finish_polled(self, now_ms: int) -> list[Action]:
         """Take note that what was polled is processed to its end."""
-        if self._polled is None:
-            return []
-        (channel, recovered), self._polled, self.state = self._polled, None, "waiting"
-        if not recovered:
-            return channel.handle(BufferProcessed(), now_ms)
-        actions = self._recovery.handle(RecoveredRowsProcessed(channel.id), now_ms)
-        if channel.exchange.relocated and not channel.exchange.left:
-            self._read_on(channel.exchange)
+        polled, self._polled, self.state = self._polled, [], "waiting"
+        if not self._polled_recovered:
+            buffers = Counter(polled)
+            return [action for each, many in buffers.items() for action in each.handle(BufferProcessed(many), now_ms)]
+        actions: list[Action] = []
+        for channel in polled:
+            actions += self._recovery.handle(RecoveredRowsProcessed(channel.id), now_ms)
+            if channel.exchange.relocated and not channel.exchange.left:
+                self._read_on(channel.exchange)
         return actions
 
     def _read_on(self, exchange: GateExchange) -> None:
@@ -457,8 +482,9 @@ class InputGate(BufferMachine):
 
     def _is_read_up_to_sent(self, channel: GateChannel) -> bool:
         """Return whether nothing precedes what the producer sent; the rest of what is polled may be put back."""
-        polled = self._polled is not None and self._polled[0] is channel
-        return not (polled or channel.recovered or channel.spilled or self._recovery.state == "reading")
+        return not (
+            channel in self._polled or channel.recovered or channel.spilled or self._recovery.state == "reading"
+        )
 
     def _is_due(self) -> bool:
         checkpoint = self._checkpoint

@@ -130,6 +130,10 @@ class ResultPartition(BufferMachine):
         self._pending: dict[int, _Pending] = {}
         self._newest_checkpoint = 0
 
+    def takes_rows(self, consumer: int) -> bool:
+        """Return whether a buffer for a consumer would leave at once."""
+        return self._queues[consumer].takes_rows
+
     def next_time_ms(self) -> int | None:
         """Return when `PartitionTimePassed` is due, in milliseconds; None: nothing is due."""
         if not self._pending:

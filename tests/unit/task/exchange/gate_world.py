@@ -24,6 +24,7 @@ from headgate.task.exchange.input_gate import (
     InputGate,
     MarkActive,
     MarkIdle,
+    MorePolled,
     PhaseOneEnded,
     Polled,
     ProcessRows,
@@ -155,10 +156,16 @@ class World:
         self.now_ms = until_ms
         return self.notify(GateTimePassed())
 
-    def poll(self, put_back: int = 0, *, overdraft: bool = False) -> list[Action]:
-        """Process what is next, and put so many rows back, if there are as many."""
+    def poll(self, put_back: int = 0, *, more: int = 0, overdraft: bool = False) -> list[Action]:
+        """Process what is next, with so many buffers more, and put so many rows of the last one back."""
         self.polled = None
         actions = self.notify(Polled(overdraft))
+        while more and self.polled is not None:
+            exchange, self.polled = self.polled[0].exchange, None
+            gathered = self.notify(MorePolled())
+            assert all(isinstance(each, ProcessRows) and each.channel.exchange == exchange for each in gathered)
+            actions += gathered
+            more -= 1
         if put_back and self.polled is not None:
             where, buffer = self.polled
             rest = buffer.rows[-put_back:]

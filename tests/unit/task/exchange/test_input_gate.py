@@ -53,9 +53,9 @@ def unaligned(checkpoint_id: int = 1, timeout_ms: int = 0) -> Barrier:
     return Barrier(checkpoint_id=checkpoint_id, unaligned=True, alignment_timeout_ms=timeout_ms)
 
 
-def processed(world: World) -> list[str]:
-    """Poll once; return the rows."""
-    return [row for each in world.poll() if isinstance(each, ProcessRows) for row in each.buffer.rows]
+def processed(world: World, more: int = 0) -> list[str]:
+    """Poll once, with so many buffers more; return the rows."""
+    return [row for each in world.poll(more=more) if isinstance(each, ProcessRows) for row in each.buffer.rows]
 
 
 # Rows and credits.
@@ -93,6 +93,48 @@ def test_what_was_put_back_comes_before_all_else_of_its_channel() -> None:
     world.send(B, "x")
     world.poll(put_back=1)
     assert [processed(world) for _ in range(3)] == [["x"], ["b"], ["c"]]
+
+
+def test_small_buffers_of_several_channels_are_processed_together() -> None:
+    """In turn, as many as are wanted; each channel gets its credits back at once, and no other exchange is touched."""
+    world = World(aligned=1)
+    for where, names in ((A, "abc"), (Y, "y"), (B, "d")):
+        world.send(where, *names)
+    assert processed(world, more=2) == ["a", "d", "b"]
+    assert world.poll() == [GrantCredit(A, 2), GrantCredit(B, 1), ProcessRows(Y, rows("y"))]
+    assert processed(world, more=5) == ["c"]
+
+
+def test_the_rest_of_the_last_of_several_is_put_back() -> None:
+    """The others are processed; a barrier that comes next finds it."""
+    world = World()
+    world.arrive(A, rows("a"))
+    world.arrive(B, rows("b", "c"))
+    world.poll(1, more=1)
+    barriers(world, unaligned())
+    assert world.stored == {1: {B: ["c"]}}
+    assert processed(world) == ["c"]
+
+
+def test_events_and_barriers_keep_their_places_where_buffers_are_gathered() -> None:
+    """What follows upon them waits; a snapshot is taken after all that was polled."""
+    world = World()
+    world.arrive(A, rows("a"), WatermarkPassed(3), rows("b"), aligned())
+    world.arrive(B, rows("c"), aligned())
+    assert processed(world, more=9) == ["a", "c"]
+    world.poll_all()
+    assert world.snapshots == {1: {A: 2, B: 1}}
+
+
+def test_recovered_buffers_come_one_by_one() -> None:
+    """Each of them takes room of recovery's until it is processed."""
+    world = World(recovering=True)
+    for where, name in ((A, "a"), (B, "b")):
+        world.recover(where, name)
+    world.end_phase_one()
+    world.end_recovery()
+    world.send(A, "c")
+    assert [processed(world, more=9) for _ in range(3)] == [["a"], ["b"], ["c"]]
 
 
 def test_a_producer_that_ended_is_granted_nothing() -> None:

@@ -28,6 +28,7 @@ from headgate.task.exchange.input_gate import (
     GateInput,
     GateTimePassed,
     InputGate,
+    MorePolled,
     PhaseOneEnded,
     Polled,
     RecoveryEnded,
@@ -60,6 +61,7 @@ STARTS: dict[str, tuple[tuple[Event, ...], bool, bool]] = {
     "rows wait": ((*CONNECTED, *on(X, rows("a"), WATERMARK)), False, False),
     "one is ended": ((*CONNECTED, *on(X, ProducerEnded()), Polled()), False, False),
     "rows are processed": ((*CONNECTED, *on(X, rows("a")), Polled()), False, False),
+    "two buffers": ((*CONNECTED, *on(X, rows("a"), rows("b")), Polled()), False, False),
     "aligning": ((*CONNECTED, *on(X, ALIGNED)), False, False),
     "aligning, last rows": ((*CONNECTED, *on(X, rows("a"), ALIGNED), *on(Y, ALIGNED), Polled()), False, False),
     "aligning, rows": ((*CONNECTED, *on(Y, rows("a")), *on(X, UNALIGNED), Polled()), False, False),
@@ -124,7 +126,11 @@ class AnyGate:
                 "y": GateInput(stage=1, producers=(0,), supports_unaligned=False),
             }
             self.gate = InputGate(
-                CONSUMER, inputs, credits=1, recovering=recovering, producers_recover=producers_recover
+                CONSUMER,
+                inputs,
+                credits=1 + (event.how == "two buffers"),
+                recovering=recovering,
+                producers_recover=producers_recover,
             )
             for each in ordered:
                 self.gate.handle(each, now_ms)
@@ -145,6 +151,7 @@ def events(machine: AnyGate) -> Iterator[Event | Started | Later]:
         return
     yield Polled()
     yield Polled(overdraft=True)
+    yield MorePolled()
     yield RowsPutBack(rows("a"))
     yield PhaseOneEnded()
     yield RecoveryEnded()
