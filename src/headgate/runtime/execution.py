@@ -527,7 +527,7 @@ class Execution:
         self._snapshots.store_input(checkpoint_id, channels, relocated)
 
     def on_broken(self, error: TransportError) -> None:
-        """Report it, and fail after a while unless the coordinator knows why: the other side may have failed or ended."""
+        """Report it, and fail after a while unless the coordinator knows why: the other side failed or ended."""
         if self._loop.has_ended or self._suspended:
             return
         peer = peer_of(self.context.place.slot, error.facts)
