@@ -3,13 +3,13 @@
 Never: block, or decide what is sent when (`ResultPartition` does); touch anything on another thread than the subtask's:
 what links report is posted to its mailbox.
 
-    write -> Partitioner (whose rows) -> Coalescer (buffers) -> ResultPartition (queues) -> ProducerLink per consumer
+    write -> Coalescer (when) -> Partitioner (whose rows) -> ResultPartition (queues) -> ProducerLink per consumer
 
 Until each consumer has granted credit for the first time, which it does when all that it recovers is in its memory, no
 rows are asked for: else every rescale would add what the queues hold to what is under way.
 
 A watermark waits for the rows before it, and so for the coalescer: of several that come meanwhile the last one counts.
-While there is no room, rows leave early only for a consumer that takes them at once: others would find them in a queue.
+While there is no room, they leave early only if some consumer takes rows at once: others would find them in a queue.
 
 Follows docs/architecture.md, "Stages and exchanges"; FLIP-547, sections 2.1 and 4.2.
 """
@@ -35,7 +35,7 @@ from headgate.protocol.channels import (
     ProducerRecovered,
     WatermarkPassed,
 )
-from headgate.runtime.coalescer import MEMORY_BYTES, Coalescer
+from headgate.runtime.coalescer import MEMORY_BYTES, Coalescer, buffer_bytes, buffers_of
 from headgate.runtime.mailbox import Mail, Mailbox
 from headgate.task.exchange import result_partition as rp
 from headgate.transport.data_plane import DataPlane, ProducerLink
@@ -97,7 +97,10 @@ class OutputExchange:
         self._partitioner = partitioner
         self._buffer_timeout_ms = buffer_timeout_ms
         # Each consumer has as many producers as there are consumers: a stage has a subtask in each slot.
-        self._coalescer = Coalescer(timeout_ms=buffer_timeout_ms, channels=len(consumers), memory_bytes=memory_bytes)
+        self._max_bytes = buffer_bytes(len(consumers), memory_bytes)
+        self._coalescer = Coalescer(
+            timeout_ms=buffer_timeout_ms, channels=len(consumers), target_bytes=self._max_bytes // 2
+        )
         self._max_queued_bytes = memory_bytes // _QUEUED_SHARE
         self._mailbox = mailbox
         self._now_ms = now_ms
@@ -117,9 +120,8 @@ class OutputExchange:
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Take rows."""
-        row_bytes = batch.nbytes / max(1, batch.num_rows)
-        for to, buffer in self._coalescer.add(self._partitioner.split(batch), row_bytes, self._now_ms()):
-            self._handle(rp.RowsEmitted(to, buffer))
+        if self._coalescer.add(batch, self._now_ms()):
+            self._send()
 
     def ready(self) -> Future[None] | None:
         """Return None if there is room, else a future that is done when there is."""
@@ -186,13 +188,8 @@ class OutputExchange:
 
     def rest(self) -> None:
         """Send what need not wait, now that the subtask has nothing else to do."""
-        if self._has_room():
-            if self._coalescer.rest(self._now_ms()):
-                self.flush()
-            return
-        for consumer in [each for each in self._coalescer.waiting if self._partition.takes_rows(each)]:
-            for to, buffer in self._coalescer.send(consumer):
-                self._handle(rp.RowsEmitted(to, buffer))
+        if (self._has_room() or self._partition.takes_rows) and self._coalescer.rest(self._now_ms()):
+            self.flush()
 
     def on_time(self) -> None:
         """Do what is due."""
@@ -205,8 +202,7 @@ class OutputExchange:
 
     def flush(self) -> None:
         """Send what is gathered, and the watermark after it."""
-        for consumer, buffer in self._coalescer.flush():
-            self._handle(rp.RowsEmitted(consumer, buffer))
+        self._send()
         watermark_ms, self._watermark_ms = self._watermark_ms, None
         if watermark_ms is not None:
             self._handle(rp.EventEmitted(WatermarkPassed(watermark_ms)))
@@ -216,6 +212,14 @@ class OutputExchange:
         self._closed = True
         for link in self._links.values():
             link.close()
+
+    def _send(self) -> None:
+        batch = self._coalescer.take()
+        if batch is None:
+            return
+        for consumer, rows in self._partitioner.split(batch):
+            for buffer in buffers_of(rows, self._max_bytes):
+                self._handle(rp.RowsEmitted(consumer, buffer))
 
     def _send_after_rows(self, event: ChannelEvent) -> None:
         self.flush()

@@ -5,6 +5,7 @@ Never (a shared process): end it, or change anything of it: signal handlers, `fa
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import logging
 import os
@@ -16,6 +17,8 @@ _log = logging.getLogger(__name__)
 
 STUCK_STATUS = 87
 """With which a process ends that is stuck."""
+_KEPT_BYTES = 32 << 20
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _STDERR = 2
 """By its number: what ``sys`` has may be replaced, or be nothing."""
 
@@ -56,6 +59,7 @@ class OwnProcess:
     when_stuck = "the process ends"
 
     def __init__(self) -> None:
+        _keep_freed_memory()
         self.executor = os.environ.get("SPARK_EXECUTOR_DIRS", "")
         folders = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")  # that Spark gives its tasks for what they spill
         self.local_folders = tuple(filter(None, folders))
@@ -102,3 +106,15 @@ class SharedProcess:
 
     def end(self, status: int) -> None:
         """As in `SlotProcess`: it returns."""
+
+
+def _keep_freed_memory() -> None:
+    """Have glibc keep what is freed, up to a limit.
+
+    What each batch needs for its own time, numpy's arrays above all, would else be given back to the kernel and asked
+    for again with the next one: a page costs more to get than to fill.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)

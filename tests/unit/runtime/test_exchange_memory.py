@@ -9,7 +9,7 @@ import pytest
 
 from headgate.operators.exchange import Exchange
 from headgate.protocol.channels import CREDITS, Buffer, ChannelId, Element, WatermarkPassed
-from headgate.runtime.coalescer import MAX_BYTES, MEMORY_BYTES, MIN_BYTES, Coalescer, buffer_bytes
+from headgate.runtime.coalescer import MAX_BYTES, MEMORY_BYTES, MIN_BYTES, buffer_bytes, buffers_of
 from headgate.runtime.mailbox import Mailbox
 from headgate.runtime.output_exchange import OutputExchange
 from headgate.runtime.partitioners import partitioner_of
@@ -25,8 +25,14 @@ MANY = [2, 8, 64, 1_000]
 def test_the_more_channels_the_smaller_are_buffers(channels: int, kib: int) -> None:
     """Between 1 MiB and 32 KiB; half of it is worth sending."""
     assert buffer_bytes(channels) == kib << 10
-    made = Coalescer(channels=channels)
-    assert made._max_bytes == kib << 10 and made._target_bytes == kib << 9
+    output = output_to(channels, Plane(), Mailbox(lambda: 0), timeout_ms=5)
+    many = -(-(channels * kib << 9) // ROWS.nbytes)
+    for _ in range(many - 1):
+        output.write(ROWS)
+    assert output.is_empty
+    assert output.due_ms() is not None
+    output.write(ROWS)
+    assert output.due_ms() is None
 
 
 def test_more_memory_makes_larger_buffers_and_less_smaller_ones() -> None:
@@ -44,13 +50,12 @@ def test_a_gate_whose_channels_are_all_full_holds_what_it_may(channels: int) -> 
     for producer in range(channels):
         channel = ChannelId("keys", producer, 0)
         partition = rp.ResultPartition("keys", producer, [0], supports_unaligned=True)
-        coalescer = Coalescer(timeout_ms=0, channels=channels)
         partition.handle(rp.ConsumerConnected(0), 0)
         for granted in gate.handle(ig.ChannelConnected(channel), 0):
             assert isinstance(granted, ig.GrantCredit) and granted.channel == channel
             partition.handle(rp.CreditGranted(0, granted.credits), 0)
         while not partition.queued_buffers:
-            for _, buffer in coalescer.add([(0, ROWS)], 8, 0):
+            for buffer in buffers_of(ROWS, buffer_bytes(channels)):
                 for sent in partition.handle(rp.RowsEmitted(0, buffer), 0):
                     assert isinstance(sent, rp.Transmit)
                     gate.handle(ig.ElementArrived(channel, sent.element), 0)
@@ -98,26 +103,27 @@ def output_to(consumers: int, plane: Plane, mailbox: Mailbox, timeout_ms: int = 
     return output
 
 
-def test_without_room_rows_leave_for_whom_they_reach_at_once() -> None:
-    """The others' wait for more of them, and so does the watermark."""
+@pytest.mark.parametrize("both_slow", [False, True])
+def test_without_room_rows_leave_if_they_reach_anybody_at_once(both_slow: bool) -> None:
+    """Where all consumers would find them in a queue, they wait for more rows."""
     plane, mailbox = Plane(), Mailbox(lambda: 0)
     output = output_to(2, plane, mailbox, timeout_ms=5)
-    slow, fast = plane.links
-    fast.end.on_credit(10_000)
-    mailbox.run_mail()
+    if not both_slow:
+        plane.links[1].end.on_credit(10_000)
+        mailbox.run_mail()
     while output.ready() is None:
         output.write(pa.concat_batches([ROWS] * 16))
     for n in range(2):
-        output.write(ROWS.slice(n, 1))  # for one, then for the other
+        output.write(ROWS.slice(n, 1))
     output.on_watermark(7)
-    before = len(slow.taken)
     output.rest()
-    assert len(slow.taken) == before and fast.taken[-1].num_rows == 1  # type: ignore[union-attr]
-    slow.end.on_credit(10_000)
-    mailbox.run_mail()
-    output.rest()
-    assert [type(each) for each in slow.taken[-2:]] == [Buffer, WatermarkPassed]
-    assert slow.taken[-2].num_rows == 1  # type: ignore[union-attr]
+    taken = plane.links[1].taken
+    assert output.ready() is not None and len(plane.links[0].taken) == 1
+    if both_slow:
+        assert output.due_ms() == 100 and len(taken) == 1
+    else:
+        assert output.due_ms() is None
+        assert [taken[-2].num_rows, type(taken[-1])] == [1, WatermarkPassed]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("consumers", MANY)

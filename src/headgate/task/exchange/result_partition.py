@@ -130,9 +130,10 @@ class ResultPartition(BufferMachine):
         self._pending: dict[int, _Pending] = {}
         self._newest_checkpoint = 0
 
-    def takes_rows(self, consumer: int) -> bool:
-        """Return whether a buffer for a consumer would leave at once."""
-        return self._queues[consumer].takes_rows
+    @property
+    def takes_rows(self) -> bool:
+        """Whether a buffer for some consumer would leave at once."""
+        return any(queue.takes_rows for queue in self._queues.values())
 
     def next_time_ms(self) -> int | None:
         """Return when `PartitionTimePassed` is due, in milliseconds; None: nothing is due."""
