@@ -8,6 +8,7 @@ import sys
 from bench import (
     align,
     coordinator,
+    growth,
     kafka,
     keyed,
     latency,
@@ -38,6 +39,7 @@ BENCHES = {
     "unaligned": unaligned,
     "startup": startup,
     "scale": scale,
+    "growth": growth,
     "state": state,
     "soak": soak,
     "wide": wide,

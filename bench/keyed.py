@@ -37,7 +37,7 @@ import headgate
 from bench import keyed_spark, latency
 from bench.frame import CACHE, CORES, Case, WorkerMemory, console, measure, report, session
 from bench.keyed_flink import Flink, running_flink
-from bench.keyed_rows import BEGIN_MS, KEYS, MULTIPLIER, PARTITIONS, PRIME, ROW_US, Answer, check, over_us, topic
+from bench.keyed_rows import BEGIN_MS, KEYS, PARTITIONS, ROW_US, Answer, check, key_of, over_us, topic
 from local.jars import jars, spark_kafka
 from local.kafka import Broker, running_broker
 
@@ -87,7 +87,7 @@ class Tally:
         return iter(())
 
 
-def _windows(rows: DataFrame) -> DataFrame:
+def windows(rows: DataFrame) -> DataFrame:
     """Return the windows of a stream."""
     return (
         rows.withWatermark("at", "0 seconds")
@@ -96,20 +96,19 @@ def _windows(rows: DataFrame) -> DataFrame:
     )
 
 
-def _numbered(spark: SparkSession, rows: int) -> DataFrame:
+def _numbered(spark: SparkSession, rows: int, *, skewed: bool = False) -> DataFrame:
     """Return generated rows with keys and event times."""
     return (
         spark.readStream.format("headgate.datagen")
         .option("numRows", rows).option("numPartitions", PARTITIONS).option("rowsPerSecond", 1_000_000_000)
         .schema("value bigint").load()
-        .selectExpr(f"value * {MULTIPLIER} % {PRIME} % {KEYS} AS key", "value AS v",
-                    f"timestamp_micros(value * {ROW_US}) AS at")
+        .selectExpr(f"{key_of(skewed=skewed)} AS key", "value AS v", f"timestamp_micros(value * {ROW_US}) AS at")
     )  # fmt: skip
 
 
-def _generated(spark: SparkSession, rows: int) -> float:
+def _generated(spark: SparkSession, rows: int, *, skewed: bool = False) -> float:
     """Return rows/s of a continuous query over generated rows."""
-    return _rate(_windows(_numbered(spark, rows)), rows, over_us(rows))
+    return _rate(windows(_numbered(spark, rows, skewed=skewed)), rows, over_us(rows), skewed=skewed)
 
 
 def _updated(spark: SparkSession, rows: int, interval: str) -> float:
@@ -131,19 +130,20 @@ def _kafka_json(spark: SparkSession, broker: Broker, name: str, rows: int) -> fl
         .option("startingOffsets", "earliest").option("endingOffsets", "latest").option("valueFormat", "json")
         .schema("key bigint, v bigint, at timestamp").load()
     )  # fmt: skip
-    return _rate(_windows(frame), rows, BEGIN_MS * 1000 + over_us(rows))
+    return _rate(windows(frame), rows, BEGIN_MS * 1000 + over_us(rows))
 
 
-def _rate(windows: DataFrame, rows: int, over: int) -> float:
+def _rate(groups: DataFrame, rows: int, over: int, *, skewed: bool = False) -> float:
     with tempfile.TemporaryDirectory(dir=CACHE, prefix="checkpoint-") as checkpoints, \
             tempfile.TemporaryDirectory(dir=CACHE, prefix="notes-") as notes:  # fmt: skip
-        program = headgate.continuous(windows.mapInArrow(Tally(notes, over), "groups long"), parallelism=CORES)
+        program = headgate.continuous(groups.mapInArrow(Tally(notes, over), "groups long"), parallelism=CORES)
         writer = program.writeStream.format("noop")
         query = writer.option("checkpointLocation", checkpoints).trigger(continuous="1 second").start()
         began_ns = _began_ns(query)
         _await_end(query)
         found = [note for path in Path(notes).iterdir() for note in struct.iter_unpack(_NOTE, path.read_bytes())]
-    check("the continuous query", rows, Answer(sum(note[1] for note in found), sum(note[2] for note in found)))
+    answer = Answer(sum(note[1] for note in found), sum(note[2] for note in found))
+    check("the continuous query", rows, answer, skewed=skewed)
     return rows / (max(note[0] for note in found) - began_ns) * 1e9
 
 
@@ -198,6 +198,17 @@ def run(arguments: argparse.Namespace) -> None:
     )  # fmt: skip
 
 
+def window_case(name: str, spark: SparkSession, arguments: argparse.Namespace, *, skewed: bool = False) -> Case:
+    """Return generated rows in windows beside Structured Streaming; skewed: one key has half of all rows."""
+    rows = arguments.rows or (QUICK_ROWS if arguments.quick else ROWS)
+    few, parts = (rows // 4, 2) if arguments.quick else (rows // 2, 5)  # the stores differ once they are full
+    theirs = partial(keyed_spark.generated, spark, skewed=skewed)
+    store = _better_store(lambda store: theirs(few, few // parts, store))
+    peer = partial(theirs, rows, min(rows // 2, BATCH_ROWS), store)
+    ours = partial(_generated, spark, rows, skewed=skewed)
+    return Case(name, ours, peer, f"spark, {store} state store", unit="rows/s")
+
+
 def _cases(
     name: str, arguments: argparse.Namespace, spark: SparkSession, broker: Broker | None, flink: Flink | None
 ) -> list[Case]:
@@ -215,13 +226,11 @@ def _cases(
         rows = arguments.rows or (QUICK_ROWS if quick else ROWS)
         often, once = (partial(_updated, spark, 4 * rows, interval) for interval in ("100 milliseconds", "1 hour"))
         return [Case(name, often, once, "a checkpoint at the end", unit="rows/s")]
+    flinks = None
     if name == "window":
-        rows = arguments.rows or (QUICK_ROWS if quick else ROWS)
-        ours = partial(_generated, spark, rows)
-        few, parts = (rows // 4, 2) if quick else (rows // 2, 5)  # the stores differ once they are full
-        store = _better_store(lambda store: keyed_spark.generated(spark, few, few // parts, store))
-        peer = partial(keyed_spark.generated, spark, rows, min(rows // 2, BATCH_ROWS), store)
-        flinks = partial(flink.rate, rows) if flink is not None else None
+        case = window_case(name, spark, arguments)
+        if flink is not None:
+            flinks = partial(flink.rate, arguments.rows or (QUICK_ROWS if quick else ROWS))
     else:
         assert broker is not None
         rows = arguments.rows or (QUICK_JSON_ROWS if quick else JSON_ROWS)
@@ -230,10 +239,9 @@ def _cases(
         batch = min(rows // 2, BATCH_ROWS)
         store = _better_store(lambda store: keyed_spark.kafka_json(spark, broker, records, rows, batch, store))
         peer = partial(keyed_spark.kafka_json, spark, broker, records, rows, batch, store)
-        flinks = None
+        case = Case(name, ours, peer, f"spark, {store} state store", unit="rows/s")
         if flink is not None:
             flinks = partial(flink.rate, rows, servers=broker.plain, topic=records, jars=jars("flink-kafka"))
-    cases = [Case(name, ours, peer, f"spark, {store} state store", unit="rows/s")]
-    if flinks is not None:
-        cases.append(Case(f"{name}-flink", ours, flinks, "flink sql", unit="rows/s"))
-    return cases
+    if flinks is None:
+        return [case]
+    return [case, Case(f"{name}-flink", case.headgate, flinks, "flink sql", unit="rows/s")]

@@ -2,7 +2,7 @@
 
 Never: use a clock or a random generator. Row i has the key ``i * 48271 % 2147483647 % 10000``, which is as good as
 drawn (48271 is a generator of that prime), the value i, and the event time of i times 170 microseconds: 10 million rows
-are 170 windows of ten seconds with every key in each.
+are 170 windows of ten seconds with every key in each. Of skewed rows the key 0 has half, and 5,000 keys the others.
 
 Each engine must give the same number of groups and the same total over all windows that are over with the last row;
 what it does with the window that is still open then is its own.
@@ -27,6 +27,7 @@ KEYS = 10_000
 MULTIPLIER, PRIME = 48_271, 2_147_483_647
 ROW_US = 170
 WINDOW_US = 10_000_000
+HOT_OF = 1_000
 PARTITIONS = 2
 BEGIN_MS = 1_767_225_600_000
 """2026-01-01: event time of the first record in a topic. Generated rows begin with 1970."""
@@ -53,17 +54,24 @@ def over_us(rows: int) -> int:
     return rows * ROW_US // WINDOW_US * WINDOW_US
 
 
-def expected(rows: int) -> Answer:
+def key_of(*, skewed: bool = False) -> str:
+    """Return the key of a row as an expression of Spark's SQL."""
+    drawn = f"value * {MULTIPLIER} % {PRIME}"
+    return f"IF({drawn} % {HOT_OF} < {HOT_OF // 2}, 0, {drawn} % {KEYS})" if skewed else f"{drawn} % {KEYS}"
+
+
+def expected(rows: int, *, skewed: bool = False) -> Answer:
     """Return what every engine must say."""
     numbers = np.arange(-(-over_us(rows) // ROW_US), dtype=np.int64)
-    keys = numbers * MULTIPLIER % PRIME % KEYS
+    drawn = numbers * MULTIPLIER % PRIME
+    keys = np.where(drawn % HOT_OF < HOT_OF // 2, 0, drawn % KEYS) if skewed else drawn % KEYS
     groups = np.bincount(numbers * ROW_US // WINDOW_US * KEYS + keys)
     return Answer(int((groups > 0).sum()), int(numbers.sum()))
 
 
-def check(who: str, rows: int, found: Answer) -> None:
+def check(who: str, rows: int, found: Answer, *, skewed: bool = False) -> None:
     """End the bench if an engine's answer is not the right one."""
-    wanted = expected(rows)
+    wanted = expected(rows, skewed=skewed)
     if found != wanted:
         raise SystemExit(f"{who}: {found} of {rows:,} rows; it must be {wanted}")
 

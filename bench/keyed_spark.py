@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import DataStreamWriter
 
 from bench.frame import CACHE
-from bench.keyed_rows import BEGIN_MS, KEYS, MULTIPLIER, PRIME, ROW_US, Answer, check, over_us
+from bench.keyed_rows import BEGIN_MS, ROW_US, Answer, check, key_of, over_us
 from local.kafka import Broker
 
 _STATE = "org.apache.spark.sql.execution.streaming.state"
@@ -22,19 +22,18 @@ STORES = {"hdfs": f"{_STATE}.HDFSBackedStateStoreProvider", "rocksdb": f"{_STATE
 PATIENCE_S = 600
 
 
-def generated(spark: SparkSession, rows: int, batch_rows: int, store: str) -> float:
+def generated(spark: SparkSession, rows: int, batch_rows: int, store: str, *, skewed: bool = False) -> float:
     """Return rows/s over rows that Spark's ``rate-micro-batch`` source counts."""
     if rows % batch_rows:
         raise SystemExit(f"{rows:,} rows are not a multiple of {batch_rows:,}")
     frame = (
         spark.readStream.format("rate-micro-batch")
         .option("rowsPerBatch", batch_rows).option("numPartitions", 2).load()
-        .selectExpr(f"value * {MULTIPLIER} % {PRIME} % {KEYS} AS key", "value AS v",
-                    f"timestamp_micros(value * {ROW_US}) AS at")
+        .selectExpr(f"{key_of(skewed=skewed)} AS key", "value AS v", f"timestamp_micros(value * {ROW_US}) AS at")
     )  # fmt: skip
     # The generator has no end. The batch after the last row brings the watermark that closes the last window in the
     # next one.
-    return _rate(spark, _windows(frame, over_us(rows)), rows, store, until=rows + 2 * batch_rows)
+    return _rate(spark, _windows(frame, over_us(rows)), rows, store, until=rows + 2 * batch_rows, skewed=skewed)
 
 
 def kafka_json(spark: SparkSession, broker: Broker, topic: str, rows: int, batch_rows: int, store: str) -> float:
@@ -59,7 +58,9 @@ def _windows(frame: DataFrame, over: int) -> DataFrame:
     return in_time.observe("answer", F.count(F.lit(1)).alias("groups"), F.sum("total").alias("total"))
 
 
-def _rate(spark: SparkSession, windows: DataFrame, rows: int, store: str, *, until: int | None) -> float:
+def _rate(
+    spark: SparkSession, windows: DataFrame, rows: int, store: str, *, until: int | None, skewed: bool = False
+) -> float:
     """Return rows/s; the query ends on its own, or is stopped when it has read ``until`` rows."""
     spark.conf.set("spark.sql.streaming.stateStore.providerClass", STORES[store])
     spark.conf.set("spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled", "true")
@@ -76,7 +77,7 @@ def _rate(spark: SparkSession, windows: DataFrame, rows: int, store: str, *, unt
         progress = query.recentProgress
     answers = [each.observedMetrics["answer"] for each in progress if "answer" in each.observedMetrics]
     found = Answer(sum(each.groups or 0 for each in answers), sum(each.total or 0 for each in answers))
-    check(f"structured streaming ({store})", rows, found)
+    check(f"structured streaming ({store})", rows, found, skewed=skewed)
     read, seconds, done = 0, 0.0, 0
     for number, each in enumerate(progress):
         if each.numInputRows and done < rows:

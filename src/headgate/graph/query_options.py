@@ -111,7 +111,7 @@ QUERY_OPTION_SPECS: tuple[OptionSpec, ...] = (
     OptionSpec("catalyst.memory", size_bytes, 512 << 20, "heap of the Java that evaluates expressions, per host"),
     OptionSpec("catalyst.extraJavaOptions", text, "", "further options of that Java"),
     OptionSpec("exchange.memory", size_bytes, 32 << 20, "rows on their way in an exchange, in each subtask"),
-    OptionSpec("exchange.buffer-timeout", _duration_or_zero_ms, 5, "how long rows wait to be sent together"),
+    OptionSpec("exchange.buffer-timeout", _duration_or_zero_ms, 5, "how long rows of an idle subtask wait to be sent"),
     OptionSpec("heartbeat.timeout", duration_ms, 10_000, "silence after which a slot that has begun is lost"),
     OptionSpec("task.stuck.timeout", duration_ms, 30_000, "time in one call after which a worker is ended"),
     OptionSpec("transport.host", text, None, "the address of the driver's endpoint; default: loopback in local mode"),

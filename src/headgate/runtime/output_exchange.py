@@ -99,7 +99,7 @@ class OutputExchange:
         # Each consumer has as many producers as there are consumers: a stage has a subtask in each slot.
         self._max_bytes = buffer_bytes(len(consumers), memory_bytes)
         self._coalescer = Coalescer(
-            timeout_ms=buffer_timeout_ms, channels=len(consumers), target_bytes=self._max_bytes // 2
+            timeout_ms=buffer_timeout_ms, channels=len(consumers), target_bytes=self._max_bytes * 3 // 4
         )
         self._max_queued_bytes = memory_bytes // _QUEUED_SHARE
         self._mailbox = mailbox
