@@ -291,6 +291,8 @@ class Execution:
                 begun = loop.RowsWait(room, barrier_waits) if self._chain.waits else None
                 busy = self._handle(begun or self._chain_empty(room, barrier_waits))
         self.lacks_room = bool(blocked)
+        if not busy and not self.context.mailbox.has_mail:
+            busy = any(each.rest() for each in self._outputs.values())  # then there may be no room any more
         if not busy:
             self._await(blocked)
         return busy
@@ -323,14 +325,12 @@ class Execution:
         return loop.Room.NOBODY, [ready, sinks]
 
     def _await(self, blocked: list[Future[None]]) -> None:
-        """Have the mailbox wake this thread when there is room; until then it has nothing to do, but for its mail."""
+        """Have the mailbox wake this thread when there is room."""
         self._awaited = [each for each in self._awaited if not each.done()]
         for room in blocked:
             if not any(room is each for each in self._awaited):
                 self._awaited.append(room)
                 room.add_done_callback(lambda _: self.context.mailbox.post(Mail(lambda: None)))
-        for output in () if self.context.mailbox.has_mail else self._outputs.values():
-            output.rest()
 
     def _handle(self, event: loop.Event) -> bool:
         """Carry out what the loop decides; return whether that was work."""

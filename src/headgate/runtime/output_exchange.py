@@ -186,10 +186,12 @@ class OutputExchange:
         due_ms, partition_ms = self._coalescer.due_ms(), self._partition.next_time_ms()
         return partition_ms if due_ms is None else due_ms if partition_ms is None else min(due_ms, partition_ms)
 
-    def rest(self) -> None:
-        """Send what need not wait, now that the subtask has nothing else to do."""
-        if (self._has_room() or self._partition.takes_rows) and self._coalescer.rest(self._now_ms()):
+    def rest(self) -> bool:
+        """Send what need not wait, now that the subtask has nothing else to do; return whether there was anything."""
+        sends = (self._has_room() or self._partition.takes_rows) and self._coalescer.rest(self._now_ms())
+        if sends:
             self.flush()
+        return sends
 
     def on_time(self) -> None:
         """Do what is due."""
