@@ -1,4 +1,4 @@
-"""Groups of rows with equal keys, and what Arrow makes of each: the one place that calls its ``group_by``.
+"""Groups of rows with equal keys, and what is made of each: by `dense_groups`, or by Arrow's ``group_by``.
 
 Never: loop over rows or groups in Python, or change the order of arrival within a group.
 """
@@ -11,6 +11,8 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from headgate.operators.windows.dense_groups import Reduction, dense_groups, one_array
 
 _ROW = "\0row"
 
@@ -29,13 +31,13 @@ class Groups:
     def __init__(self, table: Any, keys: Sequence[str]) -> None:
         self._table = table
         self._keys = list(keys)
-        self._wanted: list[tuple[str, str]] = []
+        self._wanted: list[tuple[str, Any]] = []
         self._places: dict[str, int] = {}
         self._picked: list[tuple[str, str | None, Any]] = []
         self._gathered: list[str] = []
         self._folded: dict[str, Callable[[Any, Any], Any]] = {}
 
-    def reduce(self, name: str, function: Literal["sum", "min", "max"]) -> None:
+    def reduce(self, name: str, function: Reduction) -> None:
         """Want the sum, the least or the greatest of a column's values; null if there is none."""
         self._want(name, name, function)
 
@@ -53,7 +55,7 @@ class Groups:
             ranks[order] = np.arange(len(order))
         rows = pa.array(ranks)
         if valid:
-            rows = pc.if_else(_one(self._table.column(name).is_valid()), rows, None)
+            rows = pc.if_else(one_array(self._table.column(name).is_valid()), rows, None)
         self._table = self._table.append_column(place, rows)
         self._want(name, place, "max" if last else "min")
         self._picked.append((name, by, order))
@@ -71,12 +73,11 @@ class Groups:
         if self._gathered or self._folded:
             self._table = self._table.append_column(_ROW, self._rows())
             self._want(_ROW, _ROW, "list")
-        # Threads would change the order within groups, and the other core has work of its own.
-        made = self._table.group_by(self._keys, use_threads=False).aggregate(self._wanted)
-        found = {name: made.column(index) for index, name in enumerate(self._keys)}
-        found |= {name: made.column(len(self._keys) + place) for name, place in self._places.items()}
+        keys, reduced = self._reduced()
+        found = dict(zip(self._keys, keys, strict=True))
+        found |= {name: reduced[place] for name, place in self._places.items()}
         for name, by, order in self._picked:
-            rows = found[name] if order is None else pa.array(order).take(_one(found[name]))
+            rows = found[name] if order is None else pa.array(order).take(one_array(found[name]))
             found[name] = self._table.column(name).take(rows)
             if by is not None:
                 found[by] = self._table.column(by).take(rows)
@@ -86,24 +87,30 @@ class Groups:
                 found[name] = _concatenated(self._table.column(name), lists)
             groups = np.repeat(np.arange(len(lists)), pc.list_value_length(lists).to_numpy())
             for name, function in self._folded.items():
-                found[name] = function(_one(self._table.column(name).take(lists.flatten())), groups)
+                found[name] = function(one_array(self._table.column(name).take(lists.flatten())), groups)
         return found
+
+    def _reduced(self) -> tuple[list[Any], list[Any]]:
+        """Return the keys and what is wanted of columns, a value for each group."""
+        if not self._folded and not self._gathered:
+            dense = dense_groups(self._table, self._keys, self._wanted)
+            if dense is not None:
+                return dense
+        # Threads would change the order within groups, and the other core has work of its own.
+        made = self._table.group_by(self._keys, use_threads=False).aggregate(self._wanted)
+        return made.columns[: len(self._keys)], made.columns[len(self._keys) :]
 
     def _rows(self) -> Any:
         return pa.array(np.arange(self._table.num_rows))
 
-    def _want(self, name: str, column: str, function: str) -> None:
+    def _want(self, name: str, column: str, function: Reduction | Literal["list"]) -> None:
         self._places[name] = len(self._wanted)
         self._wanted.append((column, function))
 
 
-def _one(column: Any) -> Any:
-    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-
-
 def _concatenated(column: Any, rows: Any) -> Any:
     """Return, for lists of rows, the concatenation of the lists that are in those rows."""
-    taken = _one(column.take(rows.flatten()))
+    taken = one_array(column.take(rows.flatten()))
     inner = np.zeros(len(taken) + 1, np.int64)
     np.cumsum(pc.list_value_length(taken).to_numpy(zero_copy_only=False), out=inner[1:])
     outer = np.zeros(len(rows) + 1, np.int64)

@@ -35,6 +35,7 @@ import pyarrow as pa
 from headgate.operators.key_hash import key_groups, key_hash
 from headgate.operators.mapped_files import give_back, mapped_table
 from headgate.operators.windows.aggregates import Partial, merge
+from headgate.operators.windows.dense_groups import one_array
 
 BUCKET = "bucket"
 GROUP = "group"
@@ -119,7 +120,7 @@ class SortedRun:
     def with_keys(self, hashes: Any, keys: Sequence[str]) -> Any:
         """Return the rows whose keys have one of some different hashes, in their order."""
         if self._by_hash is None:
-            all_hashes = key_hash([_one(self.table.column(name)) for name in keys])
+            all_hashes = key_hash([one_array(self.table.column(name)) for name in keys])
             order = np.argsort(all_hashes, kind="stable")
             self._by_hash = all_hashes[order], order.astype(np.int32)
             self.nbytes += sum(each.nbytes for each in self._by_hash)
@@ -279,7 +280,7 @@ class SortedRuns:
         rows = sum(run.rows for run in self.runs)
         if rows < _FEW_WANTED * wanted.num_rows or any(run.spilled for run in self.runs):
             return None
-        hashes = np.unique(key_hash([_one(wanted.column(name)) for name in self._keys]))
+        hashes = np.unique(key_hash([one_array(wanted.column(name)) for name in self._keys]))
         found = pa.concat_tables([run.with_keys(hashes, self._keys) for run in self.runs])
         return merge(found, [BUCKET, *self._keys], self._partials)
 
@@ -309,19 +310,19 @@ class SortedRuns:
         """Return rows of a bucket in the order of their key groups, with these."""
         if run.spilled:
             pieces = [pa.Table.from_batches([each]) for each in rows.to_batches()]
-            return [(piece, _one(piece.column(GROUP)).to_numpy()) for piece in pieces]
+            return [(piece, one_array(piece.column(GROUP)).to_numpy()) for piece in pieces]
         groups = self._groups(rows)
         order = np.argsort(groups, kind="stable")
         return [(rows.take(order), groups[order])]
 
     def _groups(self, table: Any) -> Any:
         """Return the key group of each row."""
-        keys = [_one(table.column(name)) for name in self._keys]
+        keys = [one_array(table.column(name)) for name in self._keys]
         return key_groups(keys, self._max_parallelism).to_numpy()
 
     def _made(self, table: Any) -> SortedRun:
         """Return a run of these rows, in memory."""
-        buckets = _one(table.column(BUCKET)).to_numpy()
+        buckets = one_array(table.column(BUCKET)).to_numpy()
         if (buckets[1:] < buckets[:-1]).any():
             table = table.take(np.argsort(buckets, kind="stable"))
         rows = table.num_rows
@@ -383,7 +384,7 @@ class SortedRuns:
         os.makedirs(self._folder, exist_ok=True)
         path = os.path.join(self._folder, f"run-{self._files}.arrow")
         groups = self._groups(table)
-        order = np.lexsort((groups, _one(table.column(BUCKET)).to_numpy()))
+        order = np.lexsort((groups, one_array(table.column(BUCKET)).to_numpy()))
         rows = table.take(order).append_column(GROUP, pa.array(groups[order]))
         with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, rows.schema) as writer:
             writer.write_table(rows)
@@ -419,10 +420,6 @@ def part_bytes(memory_bytes: int) -> int:
 def tier(rows: int) -> int:
     """Return how large a run is, in steps of four."""
     return max(0, (rows // _SMALL_ROWS).bit_length() + 1) // 2
-
-
-def _one(column: Any) -> Any:
-    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
 def _joined(tables: Iterable[Any], size: int) -> Iterator[Any]:

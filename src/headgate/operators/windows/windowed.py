@@ -36,6 +36,7 @@ from headgate.operators.mapped_files import give_back, give_back_freed
 from headgate.operators.operator import Emit, KeyedChunk, KeyedOperator, RestoredChunk
 from headgate.operators.windows.aggregates import Accumulator
 from headgate.operators.windows.assigner import LEAST_US, MOST_US
+from headgate.operators.windows.dense_groups import one_array
 from headgate.operators.windows.sorted_runs import Part
 from headgate.protocol.operator_context import OperatorContext
 from headgate.protocol.state_schema import StateColumn, places_of
@@ -284,11 +285,11 @@ class WindowedAggregate(KeyedOperator):
                 bounds = [pa.array(each[begin : begin + EMIT_ROWS]).cast(kind.field(0).type) for each in (starts, ends)]
                 made[self._window_name] = pa.StructArray.from_arrays(bounds, fields=list(kind))
             for key, state in zip(self._keys, self._state_keys):
-                values = _one(rows.column(state))
+                values = one_array(rows.column(state))
                 made[key.name] = values if key.of is None else key_value(values, key.of)
             for number, each in enumerate(self._aggregates):
                 places = range(len(each.accumulator.partials))
-                partials = [_one(rows.column(f"partial {number} {place}")) for place in places]
+                partials = [one_array(rows.column(f"partial {number} {place}")) for place in places]
                 made[each.name] = each.accumulator.finish(partials)
             emit(pa.RecordBatch.from_arrays([made[name] for name in self.schema.names], schema=self.schema), "")
 
@@ -367,7 +368,7 @@ class WindowedAggregate(KeyedOperator):
 
     def _groups_of(self, table: Any) -> Any:
         """Return the key group of each row of the state."""
-        keys = [_one(table.column(name)) for name in self._state_keys]
+        keys = [one_array(table.column(name)) for name in self._state_keys]
         return key_groups(keys, self._context.max_parallelism).to_numpy()
 
 
@@ -418,10 +419,6 @@ def evolved(
         kind = kinds.get(name, column.type)
         made.append(column if column.type == kind else column.cast(kind))
     return pa.table(made, names=list(columns))
-
-
-def _one(column: Any) -> Any:
-    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
 def read_part(chunk: RestoredChunk) -> Any:
