@@ -74,6 +74,7 @@ class WindowAggregate(WindowedAggregate):
         self._buckets = Buckets(self._window, apart=in_order or self.output_mode != "append")
         self._changed: list[Any] = []
         self._emit_again_ms = 0
+        self._first_waiting = MOST_US
         self._runs = SortedRuns(
             keys=self._state_keys,
             partials=self._state_partials,
@@ -115,6 +116,8 @@ class WindowAggregate(WindowedAggregate):
         if self._buckets.per_row > 1:
             rows, all_buckets = self._buckets.all(buckets, micros, horizon)
             lifted = lifted.take(rows).set_column(0, BUCKET, pa.array(all_buckets))
+            buckets = all_buckets
+        self._first_waiting = min(self._first_waiting, int(buckets.min()))
         self._wait(lifted)
 
     def _ends(self, batch: pa.RecordBatch) -> Any:
@@ -128,6 +131,7 @@ class WindowAggregate(WindowedAggregate):
         if not self._waiting:
             return
         made = merge(self._take_waiting(), [BUCKET, *self._state_keys], self._state_partials)
+        self._first_waiting = MOST_US
         if self.output_mode == "update":
             self._changed.append(made.select([BUCKET, *self._state_keys]))
             if len(self._changed) > MANY_CHANGED:
@@ -139,13 +143,15 @@ class WindowAggregate(WindowedAggregate):
         watermark = watermark_us(timestamp_ms)
         if self._passes_over(watermark):
             return
-        self._flush()
         before, self._watermark_us = self._watermark_us, watermark
         first = self._runs.first_bucket
+        if self._waiting:  # which goes on waiting for more while none of it is due
+            first = self._first_waiting if first is None else min(first, self._first_waiting)
         if first is None and watermark == MOST_US:
             self._emit_row_of_nothing(emit)
         if first is None or first - (self._buckets.per_window - 1) * self._buckets.slide_us > self._last_ended:
             return
+        self._flush()
         if self.output_mode == "update":
             self._emit_changed(self._last_ended, emit)
         elif self._buckets.per_window == 1:
