@@ -245,6 +245,8 @@ class WindowAggregate(WindowedAggregate):
         rest = changed.filter(pc.invert(due))
         self._changed = [rest] if rest.num_rows else []
         changed = changed.filter(due)
+        if not changed.num_rows:
+            return 0
         if isinstance(self._window, NoWindow) and (found := self._runs.merged_with_keys(changed)) is not None:
             self._emit_buckets(_only(found, changed, keys), emit)
             return int(found.num_rows)

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from headgate.expressions.expressions import Bound
+from headgate.operators.windows.aggregates import Aggregate
 from headgate.operators.windows.assigner import NoWindow
 from headgate.source.watermark import MAX_WATERMARK_MS
 from tests.unit.operators.windows import words
@@ -197,3 +199,19 @@ def test_changes_of_event_times_are_reported_each(tmp_path: Path) -> None:
     world.process(batch((7, 1, 1), (200, 1, 1)))
     world.checkpoint()
     assert sorted(row[1:] for row in taken(world)) == [(1, 1, 1), (1, 8, 2)]
+
+
+def test_nothing_that_changed_is_due(tmp_path: Path) -> None:
+    """What was emitted before the barrier is over, and only a later group has changed since."""
+    schema = pa.schema([("at", SCHEMA.field("at").type), ("k", pa.int64()), ("v", pa.float64())])
+    world = Subtasks(
+        lambda: made(schema, BY_TIME, ["at", "k"], [Aggregate("var_pop", Bound(0, "v"))], "update"), tmp_path
+    )
+    world.process(batch((1, 1, 5)).cast(schema))
+    world.checkpoint()
+    world.process(batch((3, 1, 6)).cast(schema))
+    world.emitted.clear()
+    world.watermark(2_000)
+    assert taken(world) == []
+    world.watermark(3_000)
+    assert [row[2] for row in taken(world)] == [0.0]
