@@ -117,6 +117,7 @@ EXPRESSIONS = (
     "CAST(round(v / 7.0D, 1) * 10 AS bigint)", "CAST(v AS decimal(20, 2)) * 2", "array_max(array(k, v, 3L))",
 )  # fmt: skip
 """Of ``v``: cast to a bigint. About half of them are evaluated by Spark's own code."""
+PHASES = ("TWO_PHASE", "ONE_PHASE", "AUTO")
 AGGREGATES = (
     "sum(v)", "min(v)", "max(v)", "avg(v)", "count_if(v > 0)", "bool_or(v > 900)", "bool_and(k < 30)",
     "max_by(k, struct(v, k))", "sort_array(collect_set(abs(v) % 5))", "round(stddev(v), 3)", "percentile(v, 0.5)",
@@ -188,6 +189,8 @@ class Program(msgspec.Struct, frozen=True):
         The kind of join that pairs rows.
     aligned
         Whether barriers keep their place.
+    phases
+        In how many phases rows are aggregated: a value of the option ``table.optimizer.agg-phase-strategy``.
     parallelism
         How many slots it begins with.
     slots
@@ -206,6 +209,7 @@ class Program(msgspec.Struct, frozen=True):
     how: str
     interval_ms: int
     aligned: bool
+    phases: str
     parallelism: int
     slots: str
     faults: tuple[Fault, ...]
@@ -235,6 +239,7 @@ class Program(msgspec.Struct, frozen=True):
             how=others.choice(JOINS),
             interval_ms=dice.choice((200, 1_000, 30_000)),
             aligned=dice.random() < 0.25,
+            phases=random.Random(f"phases {seed}").choice(PHASES),
             parallelism=parallelism,
             slots=slots,
             faults=tuple(_fault(dice, slots, parallelism, max_parallelism) for _ in range(dice.randint(0, 5))),
@@ -258,7 +263,7 @@ class Program(msgspec.Struct, frozen=True):
     def described(self) -> str:
         """Return what it is, a line for each thing."""
         lines = [f"seed {self.seed}: {self.parallelism} slots ({self.slots}), a checkpoint every {self.interval_ms} ms"]
-        lines[0] += ", aligned" if self.aligned else ""
+        lines[0] += f"{', aligned' if self.aligned else ''}, {self.phases}"
         for each in self.branches:
             lines.append(f"  {each.kind}: {each.splits} splits of {each.rows} rows; {_listed(each.verbs)}")
         size = (

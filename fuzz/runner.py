@@ -153,6 +153,7 @@ class _Running:
             .option("checkpointLocation", str(self.folder / f"checkpoints-{self.locations}"))
             .option("slots", self.program.slots)
             .option("execution.checkpointing.unaligned.enabled", not self.program.aligned)
+            .option("table.optimizer.agg-phase-strategy", self.program.phases)
             .trigger(continuous=f"{self.program.interval_ms} milliseconds")
         )  # fmt: skip
         if self.program.ending in _NEWEST:

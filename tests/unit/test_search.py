@@ -16,6 +16,7 @@ from fuzz.random_programs import (
     CONDITIONS,
     EXPRESSIONS,
     JOINS,
+    PHASES,
     QUERIES,
     Compute,
     Ending,
@@ -115,6 +116,7 @@ def test_programs_have_all_that_there_is(seeds: Sequence[int]) -> None:
         assert those == {"checkpoint", "rescale", "stop", "savepoint", worst}
     assert {each.parallelism for each in [*programs, *faults]} == {1, 2, 3}
     assert {program.aligned for program in programs} == {True, False}
+    assert {program.phases for program in programs if program.ending in AGGREGATED} == set(PHASES)
     assert {
         program.slide_s == program.size_s for program in programs if program.ending in (Ending.WINDOWS, Ending.UPDATES)
     } == {True, False}

@@ -112,6 +112,10 @@ QUERY_OPTION_SPECS: tuple[OptionSpec, ...] = (
     OptionSpec("catalyst.extraJavaOptions", text, "", "further options of that Java"),
     OptionSpec("exchange.memory", size_bytes, 32 << 20, "rows on their way in an exchange, in each subtask"),
     OptionSpec("exchange.buffer-timeout", _duration_or_zero_ms, 5, "how long rows of an idle subtask wait to be sent"),
+    OptionSpec(
+        "table.optimizer.agg-phase-strategy", choice("AUTO", "TWO_PHASE", "ONE_PHASE"), "AUTO",
+        "whether rows of windows and groups are aggregated before they go to another subtask, too",
+    ),
     OptionSpec("heartbeat.timeout", duration_ms, 10_000, "silence after which a slot that has begun is lost"),
     OptionSpec("task.stuck.timeout", duration_ms, 30_000, "time in one call after which a worker is ended"),
     OptionSpec("transport.host", text, None, "the address of the driver's endpoint; default: loopback in local mode"),

@@ -5,6 +5,7 @@ Never: know an operator, or a value.
     change                                                      taken on
     ----------------------------------------------------------  ------------------------------------------------------
     another window, a key more or less                          no
+    windows and aggregates where there were rows                yes: rows on their way can still be aggregated
     aggregates more                                             yes, over the rows since; not of ``first`` and ``last``
                                                                 that count nulls
     aggregates less                                             yes
@@ -66,9 +67,11 @@ class StateSchema(msgspec.Struct, frozen=True, kw_only=True):
 
     def takes_on(self, before: StateSchema) -> bool:
         """Return whether state of another schema can be taken on."""
-        if (self.window, len(self.keys)) != (before.window, len(before.keys)):
+        if len(self.keys) != len(before.keys) or not all(map(_takes_on, self.keys, before.keys)):
             return False
-        if not all(map(_takes_on, self.keys, before.keys)):
+        if not before.window and not before.aggregates:  # rows
+            return True
+        if self.window != before.window:
             return False
         places = places_of(before.aggregates, self.aggregates)
         taken = [place for place in places if place is not None]

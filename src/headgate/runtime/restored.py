@@ -14,8 +14,9 @@ import pyarrow as pa
 from headgate.checkpoint.channel_bytes import read_channel, read_split
 from headgate.errors import StoredStateError
 from headgate.graph.stage_graph import SourceDefinition
-from headgate.operators.exchange import Partitioner
+from headgate.operators.exchange import Exchange, Partitioner
 from headgate.operators.operator import RestoredChunk
+from headgate.operators.windows.partial import PartialExchange, Partials
 from headgate.protocol.channels import ChannelId
 from headgate.protocol.messages import RestoreProgress
 from headgate.protocol.state import (
@@ -107,9 +108,29 @@ def read_rows(context: ExecutionContext, state: ChannelState) -> Iterator[pa.Rec
         They cannot be read, had other columns than the exchange has, or not as narrow ones.
     """
     channel = ChannelId(state.stored_as or state.exchange, state.producer, state.consumer)
-    schema = context.definition.graph.exchanges[state.exchange].schema
+    exchange = context.definition.graph.exchanges[state.exchange]
     for batch in read_channel(context.uploader.open_rows(state.handle), channel, output=state.output):
-        yield batch if batch.schema.equals(schema) else _with_columns_of_now(batch, schema, state.exchange)
+        yield as_of_now(batch, exchange)
+
+
+def as_of_now(batch: pa.RecordBatch, exchange: Exchange) -> pa.RecordBatch:
+    """Return stored rows in the columns that their exchange has now.
+
+    Raises
+    ------
+    StoredStateError
+        They had others, or not as narrow ones.
+    """
+    if batch.schema.equals(exchange.schema):
+        return batch
+    if not isinstance(exchange, PartialExchange):
+        return _with_columns_of_now(batch, exchange.schema, exchange.uid)
+    if Partials.are_in(batch.schema):
+        return exchange.partials.of_now(batch)
+    rows = exchange.partials.input_schema
+    if not batch.schema.equals(rows):
+        batch = _with_columns_of_now(batch, rows, exchange.uid)
+    return exchange.partials.lifted(batch)
 
 
 def read_in_flight(

@@ -33,6 +33,7 @@ TAKEN_ON = {
     "wider": schema("sum(n) int64", "count(1) "),
     "a wider key": schema("sum(n) int32", "count(1) ", keys=("k int64",)),
 }
+ROWS = schema(window="")
 REFUSED = {
     "another, and one more": schema("max(n) int32", "count(1) ", "min(n) int32"),
     "one less, narrower": schema("sum(n) int16"),
@@ -56,6 +57,12 @@ def test_what_is_taken_on(name: str) -> None:
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_refused(name: str) -> None:
     assert not REFUSED[name].takes_on(BEFORE)
+
+
+def test_rows_may_be_aggregated_and_nothing_becomes_rows_again() -> None:
+    assert BEFORE.takes_on(ROWS) and ROWS.takes_on(ROWS)
+    assert not ROWS.takes_on(BEFORE)
+    assert not schema("count(1) ", keys=("j int32",)).takes_on(ROWS)
 
 
 def test_places() -> None:

@@ -124,12 +124,15 @@ class Partial(msgspec.Struct, frozen=True):
         The aggregate, for errors.
     merge_buffers
         Merges ``buffers``: takes them and the number of the group of each, in its order.
+    counts
+        Whether it is a number of rows, whose sums need no look for what is too large.
     """
 
     kind: pa.DataType
     merging: Merging
     of: str
     merge_buffers: Callable[[Any, Any], Any] | None = None
+    counts: bool = False
 
 
 class Accumulator(ABC):
@@ -139,6 +142,8 @@ class Accumulator(ABC):
     """The type of its result."""
     partials: tuple[Partial, ...]
     """Its partial results."""
+    two_phase = True
+    """Whether rows may be merged before the exchange, too: in any order, and without Spark's own code."""
 
     def prepare(self, context: OperatorContext) -> Iterator[None]:
         """Wait for what `open` needs, in steps: `headgate.operators.operator.Operator.prepare`."""
@@ -188,11 +193,11 @@ class _Count(Accumulator):
     kind = pa.int64()
 
     def __init__(self, of: str) -> None:
-        self.partials = (Partial(pa.int64(), "sum", of),)
+        self.partials = (Partial(pa.int64(), "sum", of, counts=True),)
 
     def lift(self, values: Any, rows: int) -> list[Any]:
         if values is None or values.null_count == 0:
-            return [_ones(rows)]
+            return [ones(rows)]
         return [values.is_valid().cast(pa.int64())]
 
     def of_nothing(self) -> list[Any]:
@@ -204,9 +209,10 @@ def _many_ones() -> Any:
     return pa.array(np.ones(1 << 16, np.int64))
 
 
-def _ones(rows: int) -> Any:
-    ones = _many_ones()
-    return ones.slice(0, rows) if rows <= len(ones) else pa.array(np.ones(rows, np.int64))
+def ones(rows: int) -> Any:
+    """Return a one for each row."""
+    many = _many_ones()
+    return many.slice(0, rows) if rows <= len(many) else pa.array(np.ones(rows, np.int64))
 
 
 class _Sum(Accumulator):
@@ -264,7 +270,7 @@ class _Average(Accumulator):
             self.kind = pa.decimal128(min(38, kind.precision + 4), min(38, kind.scale + 4))
             held = _decimal_sum(kind)
             self._sum_kind = _sum_type(kind)
-        self.partials = (Partial(held, "sum", of), Partial(pa.int64(), "sum", of))
+        self.partials = (Partial(held, "sum", of), Partial(pa.int64(), "sum", of, counts=True))
 
     def lift(self, values: Any, rows: int) -> list[Any]:
         # A long beyond 2**53 is rounded, as in Spark.
@@ -304,6 +310,8 @@ class _Extreme(Accumulator):
 class _OneOf(Accumulator):
     """The first or the last value, in the order of arrival."""
 
+    two_phase = False
+
     def __init__(self, of: str, kind: pa.DataType, merging: Merging) -> None:
         self.kind = kind
         self.partials = (Partial(kind, merging, of),)
@@ -316,6 +324,8 @@ class _OneOf(Accumulator):
 
 
 class _Values(Accumulator):
+    two_phase = False
+
     def __init__(self, of: str, kind: pa.DataType) -> None:
         self.kind = pa.list_(kind)
         self.partials = (Partial(self.kind, "lists", of),)
@@ -610,7 +620,7 @@ def merge(table: Any, keys: Sequence[str], partials: dict[str, Partial]) -> Any:
         column = merged[name]
         if partial.merging == "registers":
             column = _greatest_by_register(column)
-        elif partial.merging == "sum" and pa.types.is_integer(partial.kind):
+        elif partial.merging == "sum" and pa.types.is_integer(partial.kind) and not partial.counts:
             _check_sum(table, keys, name, partial)
         merged[name] = column if column.type == partial.kind else column.cast(partial.kind)
     return pa.table([merged[name] for name in (*keys, *partials)], names=[*keys, *partials])

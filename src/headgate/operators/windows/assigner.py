@@ -74,6 +74,16 @@ class TimeWindow(msgspec.Struct, frozen=True):
         np.subtract(times, starts, out=starts)
         return starts
 
+    def panes(self, times: Micros) -> Micros:
+        """Return an event time for each: the same for all that are in the same windows, and in these windows itself.
+
+        Where windows are no whole number of slides long, the first part of a slide is in one window more.
+        """
+        starts, rest = self.last_starts(times), self.size_us % self.slide_us
+        if rest and self.slide_us < self.size_us:
+            starts[times - starts >= rest] += rest
+        return starts
+
 
 class SessionWindow(msgspec.Struct, frozen=True):
     """Windows that end after a gap without a row of their key.

@@ -76,6 +76,8 @@ class CatalystAggregate(Accumulator):
         Whether the last field says which rows count.
     """
 
+    two_phase = False
+
     def __init__(self, of: str, kind: pa.DataType, function: bytes, *, conditional: bool) -> None:
         self.kind = kind
         self._conditional = conditional

@@ -10,6 +10,8 @@ milliseconds beside that, the more of them there are the less often. In ``comple
 every barrier, and none is ever forgotten, whatever the watermark is. To a sliding window that has ended a row that is
 not late yet does not count either.
 
+Rows may have been aggregated before the exchange already: `headgate.operators.windows.partial`.
+
 Without a window groups end with the last watermark, or at the event time in their key. An aggregation without keys
 has one row, also of no rows at all.
 
@@ -18,6 +20,7 @@ Follows Spark 4.3's ``groupBy``.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -29,6 +32,7 @@ from headgate.operators.key_hash import key_groups
 from headgate.operators.operator import Emit, KeyedChunk, RestoredChunk
 from headgate.operators.windows.aggregates import ORDERED, merge
 from headgate.operators.windows.assigner import LEAST_US, MOST_US, Buckets, NoWindow, TimeWindow
+from headgate.operators.windows.partial import PartialAggregate, PartialExchange, Partials
 from headgate.operators.windows.sorted_runs import BUCKET, Part, SortedRuns
 from headgate.operators.windows.windowed import (
     Aggregated,
@@ -51,6 +55,9 @@ FIRE_ROWS = 1 << 18
 class WindowAggregate(WindowedAggregate):
     """Aggregates rows by keys, and by tumbling or sliding windows. The parameters are those of `WindowedAggregate`."""
 
+    _partials: Partials | None = None
+    """What it takes instead of rows: see `two_phases`."""
+
     def __init__(
         self,
         input_schema: pa.Schema,
@@ -65,6 +72,28 @@ class WindowAggregate(WindowedAggregate):
         super().__init__(input_schema, name, time=time, keys=keys, aggregates=aggregates, columns=columns)
         self._window = window
         self._always_one_row = time is None and all(key.name is None for key in self._keys)
+
+    def two_phases(self, *, always: bool) -> tuple[PartialAggregate, PartialExchange, WindowAggregate] | None:
+        """Return what aggregates rows before the exchange, the exchange, and what takes partial results then.
+
+        None: an aggregate needs the rows in their order, or Spark's own code. ``always``: see `PartialAggregate`.
+        """
+        if not all(each.accumulator.two_phase for each in self._aggregates):
+            return None
+        schema = self.state_schema
+        texts = [each.name for each in (self._aggregates if schema is None else schema.aggregates)]
+        partials = Partials(
+            self.input_schema, self._window, time=self._time, keys=self._keys, aggregates=self._aggregates, texts=texts
+        )
+        by = [*([] if self._window_name is None else [self._window_name]), *partials.keys]
+        functions = ", ".join(f"partial_{text}" for text in texts)
+        before = PartialAggregate(
+            partials, f"PartialAggregate(keys=[{', '.join(by)}], functions=[{functions}])", always=always
+        )
+        keys = tuple(key.column for key in self._keys)
+        after = copy.copy(self)
+        after._partials = partials
+        return before, PartialExchange(partials, keys, self._window.text, schema), after
 
     def open(self, context: OperatorContext, items: Sequence[bytes]) -> None:
         """Get ready."""
@@ -94,8 +123,10 @@ class WindowAggregate(WindowedAggregate):
         return [BUCKET, *self._state_keys, *self._state_partials]
 
     def process(self, batch: pa.RecordBatch, split_id: str, emit: Emit) -> None:
-        """Take rows of one split."""
-        if isinstance(self._window, NoWindow):
+        """Take rows of one split, or partial results of such."""
+        if self._partials is not None:
+            micros = self._partials.panes(batch)
+        elif isinstance(self._window, NoWindow):
             micros = self._ends(batch)
         else:
             batch, micros = self._timed(batch)
@@ -119,6 +150,22 @@ class WindowAggregate(WindowedAggregate):
             buckets = all_buckets
         self._first_waiting = min(self._first_waiting, int(buckets.min()))
         self._wait(lifted)
+
+    def _lifted(self, batch: pa.RecordBatch) -> list[Any]:
+        if self._partials is None:
+            return super()._lifted(batch)
+        return [*(batch.column(key.column) for key in self._keys), *self._partials.partials_in(batch)]
+
+    def _drop_late(self, late: pa.RecordBatch) -> None:
+        if self._partials is None:
+            super()._drop_late(late)
+        else:
+            self._late_rows += self._partials.rows_in(late)
+
+    @property
+    def late_schema(self) -> pa.Schema | None:
+        """The columns of rows that came too late; None: no row can, or they were aggregated before."""
+        return None if self._partials is not None else super().late_schema
 
     def _ends(self, batch: pa.RecordBatch) -> Any:
         """Return the event times that are in keys, after all others where there is none; 0 if none is a key."""

@@ -156,6 +156,8 @@ def _value(text: str) -> Any:
 class _AsStored(Accumulator):
     """An aggregate of which only is known how its partial results are stored."""
 
+    two_phase = False
+
     def __init__(self, of: str, stored: Sequence[pa.DataType]) -> None:
         self.partials = tuple(Partial(kind, "buffers", of, _single) for kind in stored)
         self.kind = stored[0] if len(stored) == 1 else pa.struct([(str(n), each) for n, each in enumerate(stored)])

@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING
 from headgate.errors import OptionError
 from headgate.graph.explain import explained
 from headgate.graph.plan import PlanNode, stage_graph
+from headgate.graph.query_options import parse_query_options
 from headgate.graph.results import has_results, placed
+from headgate.graph.two_phase import AGG_PHASE_STRATEGY, with_two_phases
 from headgate.operators.windows.windowed import OutputMode
 from headgate.spark.analyzed.plan import plan_of
 from headgate.spark.analyzed.stream_joins import check_streaming
+from headgate.spark.continuous.settings import session_defaults
 from headgate.spark.continuous.writer import ContinuousStreamWriter
 
 if TYPE_CHECKING:
@@ -122,7 +125,9 @@ class ContinuousDataFrame:
             A source or an option is wrong, or two columns have the same name.
         """
         mode: OutputMode = "complete" if has_results(self._plan) else "append"
-        print(explained(stage_graph(placed(self._plan, mode))))
+        graph, defaults = stage_graph(placed(self._plan, mode)), session_defaults(self._df.sparkSession)
+        options = parse_query_options({}, defaults)
+        print(explained(with_two_phases(graph, options[AGG_PHASE_STRATEGY])))
 
     @cached_property
     def _plan(self) -> PlanNode:

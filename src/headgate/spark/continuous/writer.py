@@ -14,6 +14,7 @@ from headgate.graph.plan import PlanNode, stage_graph
 from headgate.graph.query_options import parse_query_options, split_options
 from headgate.graph.results import check_complete, placed
 from headgate.graph.stage_graph import BAD_RECORDS_UID, LATE_ROWS_UID, QueryDefinition, SourceDefinition, StageGraph
+from headgate.graph.two_phase import AGG_PHASE_STRATEGY, with_two_phases
 from headgate.operators import bad_records
 from headgate.operators.operator import KeyedOperator
 from headgate.operators.static_join import StaticJoin
@@ -301,9 +302,11 @@ class ContinuousStreamWriter:
                 each.operator.goes_on_elsewhere = len(graph.stages) > graph.stage_of(each.uid) + 1
             if isinstance(each.operator, StaticJoin):
                 each.operator.table = each.operator.table.loaded(options["static.memory"])
+        late_sink = self._late_rows_sink(options, graph)
+        late_rows_of = None if late_sink is None or graph.late_rows_of is None else graph.late_rows_of[0]
         return QueryDefinition(
             name=self._name,
-            graph=graph,
+            graph=with_two_phases(graph, options[AGG_PHASE_STRATEGY], late_rows_of=late_rows_of),
             sink=sink,
             sink_format=self._format,
             options=options,
@@ -313,7 +316,7 @@ class ContinuousStreamWriter:
             from_savepoint=from_savepoint,
             bad_records=handling,
             bad_records_sink=bad_sink,
-            late_rows_sink=self._late_rows_sink(options, graph),
+            late_rows_sink=late_sink,
             time_zone=session_time_zone(self._spark),
         )
 

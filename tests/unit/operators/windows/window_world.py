@@ -17,6 +17,7 @@ from headgate.operators.operator import KeyedChunk, RestoredChunk
 from headgate.operators.windows.aggregates import Aggregate, accumulator_of
 from headgate.operators.windows.assigner import NoWindow, SessionWindow, TimeWindow
 from headgate.operators.windows.operator import WindowAggregate
+from headgate.operators.windows.partial import Partials
 from headgate.operators.windows.sessions import SessionAggregate
 from headgate.operators.windows.windowed import Aggregated, Key, OutputMode, WindowedAggregate
 from headgate.protocol.key_groups import KeyGroupRange, key_group_range, subtask_of
@@ -193,6 +194,47 @@ class Subtasks:
     def late_rows(self) -> int:
         """How many rows were late since the last deployment."""
         return sum(operator.late_rows for operator in self.operators)
+
+
+class TwoPhases(Subtasks):
+    """All subtasks of an operator that takes partial results, and a producer that makes these.
+
+    Parameters
+    ----------
+    grouped
+        Says for each batch whether it is grouped, or each row lifted.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], WindowedAggregate],
+        folder: Path,
+        *,
+        grouped: Callable[[], bool] = lambda: True,
+        **options: int,
+    ) -> None:
+        self._grouped = grouped
+        self.partials, _ = two_phases(make())
+        self.crossed = 0
+        super().__init__(lambda: two_phases(make())[1], folder, **options)
+
+    def process(self, batch: pa.RecordBatch) -> None:
+        """Give rows to the subtasks of their keys, after the first phase."""
+        crossing = self.partials.lifted(batch)
+        if crossing.num_rows and self._grouped():
+            crossing = self.partials.merged(crossing)
+        crossing.validate(full=True)
+        self.crossed += crossing.num_rows
+        super().process(crossing)
+
+
+def two_phases(operator: WindowedAggregate) -> tuple[Partials, WindowAggregate]:
+    """Return what crosses an exchange before an operator, and the operator that takes it."""
+    assert isinstance(operator, WindowAggregate)
+    phases = operator.two_phases(always=True)
+    assert phases is not None
+    _, exchange, last = phases
+    return exchange.partials, last
 
 
 def process(world: Subtasks, rows: pa.RecordBatch) -> None:

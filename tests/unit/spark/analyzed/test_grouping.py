@@ -9,6 +9,8 @@ import pyarrow as pa
 from headgate.expressions.expressions import Call, Column, Constant
 from headgate.expressions.key_bytes import key_bytes
 from headgate.graph.plan import PlanNode, watermarked
+from headgate.graph.stage_graph import StageGraph
+from headgate.graph.two_phase import AGG_PHASE_STRATEGY
 from headgate.operators.project import Project
 from headgate.operators.windows.aggregates import Aggregate
 from headgate.operators.windows.assigner import TimeWindow
@@ -32,13 +34,18 @@ from tests.unit.spark.continuous.programs import (
 UPPER = Call("upper", (USER,))
 
 
+def one_phase(node: PlanNode) -> StageGraph:
+    """Return what would run, if rows were aggregated after the exchange only."""
+    return definition(node, **{AGG_PHASE_STRATEGY: "ONE_PHASE"}).graph
+
+
 def plan(node: PlanNode) -> list[tuple[str, list[str]]]:
     """Return the operators after the source, and their columns."""
-    return [(each.uid, list(each.operator.schema.names)) for each in definition(node).graph.operators]
+    return [(each.uid, list(each.operator.schema.names)) for each in one_phase(node).operators]
 
 
 def aggregate_of(node: PlanNode) -> WindowedAggregate:
-    operator = definition(node).graph.operators[-1].operator
+    operator = one_phase(node).operators[-1].operator
     assert isinstance(operator, WindowedAggregate)
     return operator
 
@@ -50,7 +57,7 @@ def test_only_the_columns_that_are_needed_go_through_the_exchange() -> None:
         ("datagen.2.key-by", ["user", "at", "amount"]),
         ("datagen.3.window", ["window", "user", "total", "rides"]),
     ]
-    graph = definition(node).graph
+    graph = one_phase(node)
     assert graph.exchanges["datagen.2.key-by"].keys == ("user",)
     assert [stage.number for stage in graph.stages] == [0, 1]
 
@@ -129,7 +136,7 @@ def test_what_the_state_is_of_is_recorded_for_checkpoints() -> None:
     """Names of the output say nothing of it; everything else does."""
     few = Aggregate("approx_count_distinct", LOCAL, {"rsd": 0.1}, name="few")
     keyed, of = "by user string", "sum(amount) of int64, approx_count_distinct(local) of timestamp[us], rsd=0.1"
-    assert definition(counted(timed(), TEN, Column(USER), aggregates=(TOTAL, few))).graph.signatures == {
+    assert one_phase(counted(timed(), TEN, Column(USER), aggregates=(TOTAL, few))).signatures == {
         "datagen.2.key-by": keyed,
         "datagen.3.window": f"{of} in window(at, 10 s, 10 s, 0 s) {keyed}",
     }
