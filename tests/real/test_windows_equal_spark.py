@@ -20,7 +20,7 @@ from headgate.errors import OptionError
 from headgate.operators.row_order import SortKey, order_of_rows
 from headgate.operators.windows.assigner import SessionWindow
 from tests.unit.operators.windows import words
-from tests.unit.operators.windows.window_world import TIMESTAMP, Subtasks, made
+from tests.unit.operators.windows.window_world import TIMESTAMP, Subtasks, TwoPhases, made
 
 UTC = dt.UTC
 SCHEMA = pa.schema(
@@ -112,13 +112,20 @@ def spark_rows(spark: SparkSession, table: pa.Table) -> dict[str, list[dict[str,
     return found
 
 
+def in_two_phases() -> list[Any]:
+    """Return those that have a phase before the exchange."""
+    ordered = ("first", "last", "collect_list")
+    return [each for each in aggregates(words) if each.function not in ordered]
+
+
 def our_rows(
-    table: pa.Table, window: Any, folder: Path, dice: random.Random, memory_bytes: int
+    table: pa.Table, window: Any, folder: Path, dice: random.Random, memory_bytes: int, *, two_phases: bool = False
 ) -> list[dict[str, Any]]:
     """Drive the operator over rows in small batches, with watermarks, restores and rescales in between."""
     session = isinstance(window, SessionWindow)
-    subtasks = Subtasks(
-        lambda: made(SCHEMA, window.alias("window"), KEYS, aggregates(words)),
+    computed = in_two_phases() if two_phases else aggregates(words)
+    subtasks = (TwoPhases if two_phases else Subtasks)(
+        lambda: made(SCHEMA, window.alias("window"), KEYS, computed),
         folder,
         parallelism=dice.randint(1, 3),
         memory_bytes=memory_bytes,
@@ -201,10 +208,24 @@ def test_windows_give_what_spark_gives(
     """Of rows in any order, with watermarks, restores, rescales and spilling in between: all aggregates."""
     window = windows(words)[name]
     dice = random.Random(f"{name} {memory_bytes}")
-    ours = sorted(our_rows(table, window, tmp_path, dice, memory_bytes), key=order)
-    theirs = sorted(expected[name], key=order)
+    ours = our_rows(table, window, tmp_path, dice, memory_bytes)
+    assert list(ours[0]) == list(expected[name][0])
+    check_all_equal(ours, expected[name])
+
+
+@pytest.mark.parametrize("name", [each for each in windows(words) if each != "session"])
+def test_windows_in_two_phases_give_what_spark_gives(
+    name: str, table: pa.Table, expected: dict[str, list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    """All aggregates that have two, of the same rows."""
+    ours = our_rows(table, windows(words)[name], tmp_path, random.Random(name), 0, two_phases=True)
+    wanted = ["window", *KEYS, *(each.name_in_output for each in in_two_phases())]
+    check_all_equal(ours, [{column: row[column] for column in wanted} for row in expected[name]])
+
+
+def check_all_equal(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> None:
+    ours, theirs = sorted(ours, key=order), sorted(theirs, key=order)
     assert [order(row) for row in ours] == [order(row) for row in theirs]
-    assert list(ours[0]) == list(theirs[0])
     for our, their in zip(ours, theirs):
         for column in their:
             check_equal(column, our[column], their[column], 1e11 if column == "avg(l)" else 1e7)

@@ -56,9 +56,9 @@ def test_rows_of_before_become_partial_results() -> None:
     )
     for stored in (ROWS, narrow):
         assert as_of_now(stored, now).to_pylist() == [
-            {"\0pane": 0, "k": 1, "\0sum(v) 0": 5, "\0rows": 1},
-            {"\0pane": 0, "k": 1, "\0sum(v) 0": 6, "\0rows": 1},
-            {"\0pane": 10_000_000, "k": 2, "\0sum(v) 0": 7, "\0rows": 1},
+            {"\0time": 1_000_000, "k": 1, "\0sum(v) 0": 5, "\0rows": 1},
+            {"\0time": 2_000_000, "k": 1, "\0sum(v) 0": 6, "\0rows": 1},
+            {"\0time": 11_000_000, "k": 2, "\0sum(v) 0": 7, "\0rows": 1},
         ]
 
 

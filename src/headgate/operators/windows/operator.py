@@ -125,7 +125,7 @@ class WindowAggregate(WindowedAggregate):
     def process(self, batch: pa.RecordBatch, split_id: str, emit: Emit) -> None:
         """Take rows of one split, or partial results of such."""
         if self._partials is not None:
-            micros = self._partials.panes(batch)
+            micros = self._partials.times(batch)
         elif isinstance(self._window, NoWindow):
             micros = self._ends(batch)
         else:

@@ -4,14 +4,14 @@ Never: hold a row between two batches, or decide whether one is late.
 
     columns that cross     what they are
     ---------------------  ---------------------------------------------------------------------------------------
-    the pane               with windows, or an event time among the keys: an event time that stands for all that are
-                           in the same windows
+    the event time         with windows, or if it is among the keys; of a group one that stands for all that are in the
+                           same windows
     keys                   as they were, under their names: rows go to the same subtask
     partial results        of each aggregate, but of those that count rows
     rows                   how many rows it was; it is what those are
 
 The operator after the exchange does with these what it did with rows: it merges what it is given, in whatever pieces.
-It decides by the pane what is late, and counts that in rows. What is kept, and stored, is the same.
+It decides by the event time what is late, and counts that in rows. What is kept, and stored, is the same.
 
 Where `Repetition` sees that keys do not repeat, each row is lifted, and crosses as a group of its own.
 
@@ -35,6 +35,7 @@ from headgate.operators.exchange import Exchange
 from headgate.operators.operator import Emit, Operator
 from headgate.operators.windows.aggregates import Partial, merge, ones
 from headgate.operators.windows.assigner import MOST_US, Micros, NoWindow, TimeWindow
+from headgate.operators.windows.dense_groups import one_array
 from headgate.operators.windows.repetition import Repetition
 from headgate.operators.windows.windowed import Aggregated, Key, event_times, plain_key
 from headgate.protocol.operator_context import OperatorContext
@@ -42,7 +43,7 @@ from headgate.protocol.state_schema import StateSchema
 
 _OURS = "\0"
 """How the names of columns begin that are no row's."""
-_PANE, _ROWS = f"{_OURS}pane", f"{_OURS}rows"
+_TIME, _ROWS = f"{_OURS}time", f"{_OURS}rows"
 
 
 class Partials:
@@ -90,8 +91,8 @@ class Partials:
             for name, partial in zip(names, each.accumulator.partials, strict=True)
             if name != _ROWS
         } | {_ROWS: Partial(pa.int64(), "sum", "count(1)", counts=True)}
-        self._groups = [*([] if time is None else [_PANE]), *self.keys]
-        kinds = {_PANE: pa.int64()} | {name: input_schema.field(name).type for name in self.keys}
+        self._groups = [*([] if time is None else [_TIME]), *self.keys]
+        kinds = {_TIME: pa.int64()} | {name: input_schema.field(name).type for name in self.keys}
         kinds |= {name: each.kind for name, each in self._merged_by.items()}
         self.schema = pa.schema([(name, kinds[name]) for name in (*self._groups, *self._merged_by)])
 
@@ -102,10 +103,13 @@ class Partials:
         arrays = []
         if self._time is not None:
             times = batch.column(self._time)
-            if times.null_count and not isinstance(self._window, NoWindow):
-                batch = batch.filter(times.is_valid())
-                times = batch.column(self._time)
-            arrays.append(pa.array(self._panes(times)))
+            if isinstance(self._window, NoWindow):
+                arrays.append(event_times(times).fill_null(MOST_US))
+            else:
+                if times.null_count:
+                    batch = batch.filter(times.is_valid())
+                    times = batch.column(self._time)
+                arrays.append(times.cast(pa.int64()))
         arrays += [plain_key(batch.column(name)) for name in self.keys]
         for each in self._aggregates:
             if each.column is not None:
@@ -121,19 +125,16 @@ class Partials:
         OptionError
             A sum does not fit into its type.
         """
-        made = merge(pa.Table.from_batches([lifted]), self._groups, self._merged_by).combine_chunks()
-        return pa.RecordBatch.from_arrays([each.chunk(0) for each in made.columns], schema=self.schema)
-
-    def _panes(self, times: pa.Array) -> Micros:
-        if isinstance(self._window, NoWindow):
-            found: Micros = event_times(times).fill_null(MOST_US).to_numpy()
-            return found
-        return self._window.panes(times.cast(pa.int64()).to_numpy())
+        if isinstance(self._window, TimeWindow):
+            panes = self._window.panes(lifted.column(0).to_numpy())
+            lifted = lifted.set_column(0, self.schema.field(0), pa.array(panes))
+        made = merge(pa.Table.from_batches([lifted]), self._groups, self._merged_by)
+        return pa.RecordBatch.from_arrays([one_array(each) for each in made.columns], schema=self.schema)
 
     # After it.
 
-    def panes(self, batch: pa.RecordBatch) -> Micros:
-        """Return the event time that stands for those of each row; 0 where none matters."""
+    def times(self, batch: pa.RecordBatch) -> Micros:
+        """Return the event time of each row, or one in the same windows; 0 where none matters."""
         if self._time is None:
             return np.zeros(batch.num_rows, np.int64)
         found: Micros = batch.column(0).to_numpy()

@@ -17,11 +17,11 @@ Follows docs/decisions/031; Flink's mini-batch and DuckDB's adaptive partial agg
 
 from __future__ import annotations
 
-LEAST_ROWS = 1024
+LEAST_ROWS = 2048
 """Smaller batches pass."""
 PROBED_ROWS = 16_384
 """So many rows are grouped before it is decided."""
-MOST_GROUPS = 0.75
+MOST_GROUPS = 0.6
 """The largest share of rows that may be groups."""
 FIRST_PASSED_ROWS, MOST_PASSED_ROWS = 1 << 18, 1 << 22
 """How many rows pass before it is tried again: at first, and at most."""

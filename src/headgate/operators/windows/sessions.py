@@ -127,6 +127,7 @@ class SessionAggregate(WindowedAggregate):
         super().open(context, items)
         self._pieces: list[Piece] = []
         self._files = 0
+        self._first_end = MOST_US  # of what waits
         kinds = {name: self.input_schema.field(key.column).type for name, key in zip(self._state_keys, self._keys)}
         of = self.function
         self._merged_by = {
@@ -158,8 +159,9 @@ class SessionAggregate(WindowedAggregate):
         late = ends <= self._horizon(batch)
         if late.any():
             self._drop_late(batch.filter(pa.array(late)))
-            lifted = lifted.filter(pa.array(~late))
+            lifted, ends = lifted.filter(pa.array(~late)), ends[~late]
         if lifted.num_rows:
+            self._first_end = min(self._first_end, int(ends.min()))
             self._wait(lifted)
 
     def _flush(self) -> None:
@@ -167,6 +169,7 @@ class SessionAggregate(WindowedAggregate):
         if not self._waiting_rows:
             return
         self._append(self._merged(self._take_waiting()))
+        self._first_end = MOST_US
         self._compact()
         self._spill()
 
@@ -175,10 +178,10 @@ class SessionAggregate(WindowedAggregate):
         watermark = watermark_us(timestamp_ms)
         if self._passes_over(watermark):
             return
-        self._flush()
         self._watermark_us = watermark
-        if all(piece.first_end > watermark for piece in self._pieces):
+        if self._first_end > watermark and all(piece.first_end > watermark for piece in self._pieces):
             return
+        self._flush()
         put_back = []
         for first, end in self._slabs():
             rows = self._taken(first, end)

@@ -41,11 +41,11 @@ def test_small_batches_pass_and_change_nothing() -> None:
 
 def test_it_is_decided_by_enough_rows() -> None:
     repetition = Repetition()
-    for _ in range(PROBED_ROWS // 2048 - 1):
-        repetition.grouped(2048, 2048)
-        assert repetition.is_worth_grouping(2048)
-    repetition.grouped(2048, 2048)
-    assert not repetition.is_worth_grouping(2048)
+    for _ in range(PROBED_ROWS // LEAST_ROWS - 1):
+        repetition.grouped(LEAST_ROWS, LEAST_ROWS)
+        assert repetition.is_worth_grouping(LEAST_ROWS)
+    repetition.grouped(LEAST_ROWS, LEAST_ROWS)
+    assert not repetition.is_worth_grouping(LEAST_ROWS)
 
 
 def test_where_keys_hardly_repeat_it_is_tried_again_and_ever_more_seldom() -> None:
