@@ -1,5 +1,7 @@
 """Makes an aggregation two: rows are aggregated before they cross the exchange, and what crosses once more after it.
 
+So it does with ``dropDuplicates`` without event time, after which rows cross that are the first of their batch.
+
 Never: change the uid of what is there, which names state, or look at rows.
 
 It is done to a graph whose uids are known, so that a checkpoint of before finds its state: the first phase has none. An
@@ -11,11 +13,14 @@ Follows docs/decisions/031; Flink's ``table.optimizer.agg-phase-strategy``.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal
 
 from headgate.graph.stage_graph import OperatorNode, StageGraph
+from headgate.operators.deduplicate import Deduplicate
+from headgate.operators.exchange import Exchange
 from headgate.operators.operator import Operator
 from headgate.operators.windows.operator import WindowAggregate
 
@@ -41,20 +46,29 @@ def with_two_phases(graph: StageGraph, strategy: Strategy, *, late_rows_of: str 
         return graph
     made: dict[str, list[tuple[Operator, tuple[str, ...]]]] = {}
     for node in graph.operators:
-        aggregation, exchange = node.operator, graph.exchanges.get(node.inputs[0])
-        if not isinstance(aggregation, WindowAggregate) or node.uid == late_rows_of:
-            continue
+        exchange = graph.exchanges.get(node.inputs[0])
         if exchange is None or exchange.exchange_kind != "hash" or graph.consumers(exchange.uid) != (node.uid,):
             continue
-        phases = aggregation.two_phases(always=strategy == "TWO_PHASE")
+        phases = None if node.uid == late_rows_of else _phases(node.operator, exchange, strategy == "TWO_PHASE")
         if phases is None:
             continue
         first, between, last = phases
-        first.uid, between.uid = _free(f"{node.uid}-{first.kind}", graph), exchange.uid
+        first.uid, between.uid = _free(f"{node.uid}-partial", graph), exchange.uid
         (before,) = (each.inputs for each in graph.operators if each.uid == exchange.uid)
         made[exchange.uid] = [(first, before), (between, (first.uid,))]
         made[node.uid] = [(last, node.inputs)]
     return replace(graph, operators=tuple(each for node in graph.operators for each in _replaced(node, made)))
+
+
+def _phases(operator: Operator, exchange: Exchange, always: bool) -> tuple[Operator, Exchange, Operator] | None:
+    """Return what comes before the exchange, the exchange, and what comes after it; None: there is one phase only."""
+    match operator:
+        case WindowAggregate():
+            return operator.two_phases(always=always)
+        case Deduplicate():
+            first = operator.first_phase(always=always)
+            return None if first is None else (first, copy.copy(exchange), operator)
+    return None
 
 
 def _replaced(node: OperatorNode, made: dict[str, list[tuple[Operator, tuple[str, ...]]]]) -> Iterator[OperatorNode]:

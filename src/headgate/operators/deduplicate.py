@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 from headgate.operators.key_hash import key_groups, key_hash
 from headgate.operators.known_keys import EXPIRY, HASH, NEVER_US, KnownKeys
 from headgate.operators.operator import Emit, KeyedChunk, KeyedOperator, RestoredChunk
+from headgate.operators.partial_deduplicate import PartialDeduplicate, first_of_each
 from headgate.operators.windows.assigner import LEAST_US
 from headgate.operators.windows.windowed import event_times, plain_key, read_part, serialized, watermark_us
 from headgate.protocol.operator_context import OperatorContext
@@ -71,6 +72,13 @@ class Deduplicate(KeyedOperator):
         self._columns = [f"key {number}" for number in range(len(keys))]
         self.function = f"dropDuplicates({', '.join(keys)})"
 
+    def first_phase(self, *, always: bool) -> PartialDeduplicate | None:
+        """Return what drops duplicates before the exchange; None: which rows are late is decided after it.
+
+        ``always``: see `PartialDeduplicate`.
+        """
+        return PartialDeduplicate(self.schema, self.keys, always=always) if self._time is None else None
+
     def open(self, context: OperatorContext, items: Sequence[bytes]) -> None:
         """Get ready."""
         self._context = context
@@ -115,7 +123,7 @@ class Deduplicate(KeyedOperator):
                 keys = [each.filter(kept) for each in keys]
         if batch.num_rows == 0:
             return
-        rows = self._first_of_each(keys)
+        rows = first_of_each(keys)
         found = pa.table([each.take(pa.array(rows)) for each in keys], names=self._columns)
         hashes = key_hash([_one(each) for each in found.columns])
         new = pa.array(~self._known.contain(found, hashes, reached[rows]))
@@ -139,12 +147,6 @@ class Deduplicate(KeyedOperator):
             if pa.types.is_floating(key.type):
                 batch = batch.set_column(self.schema.get_field_index(name), self.schema.field(name), key)
         return batch
-
-    def _first_of_each(self, keys: Sequence[pa.Array]) -> Any:
-        """Return the places of the first row of each key, in order."""
-        rows = pa.table([*keys, pa.array(np.arange(len(keys[0])))], names=[*self._columns, "row"])
-        firsts = rows.group_by(self._columns, use_threads=False).aggregate([("row", "min")])
-        return np.sort(firsts.column("row_min").to_numpy())
 
     def _reached(self, keys: Sequence[pa.Array]) -> Any:
         """Return up to where the watermark was for each row, in microseconds."""

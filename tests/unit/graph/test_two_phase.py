@@ -10,6 +10,7 @@ from headgate.expressions.expressions import Bound, Column
 from headgate.graph.explain import explained, function_names
 from headgate.graph.plan import PlanNode, stage_graph
 from headgate.graph.two_phase import with_two_phases
+from headgate.operators.deduplicate import Deduplicate
 from headgate.operators.exchange import Exchange
 from headgate.operators.windows.aggregates import Aggregate
 from headgate.operators.windows.assigner import SessionWindow
@@ -79,6 +80,22 @@ def test_groups_of_groups_have_two_each() -> None:
     again = counted(counted(read(), Column(USER)), Column(Bound(1, "rides"), "rides"))
     assert phases(again) == ["datagen.3.window-partial", "datagen.6.window-partial"]
     assert phases(counted(read())) == ["datagen.3.window-partial"], "all rows are one group"
+
+
+def test_duplicates_are_dropped_before_the_exchange_unless_rows_may_be_late() -> None:
+    schema = read().schema
+
+    def dropped(**options: Any) -> PlanNode:
+        keyed = timed().then(Exchange(schema, "hash", keys=("user",)))
+        return keyed.then(Deduplicate(schema, ["user"], **options))
+
+    graph = with_two_phases(stage_graph(dropped()), "AUTO")
+    assert explained(graph).splitlines()[2:4] == [
+        "  datagen.2.deduplicate-partial: PartialDeduplicate(keys=[user])",
+        "  datagen.1.key-by: to stage 1 by the hash of user",
+    ]
+    assert graph.signatures == stage_graph(dropped()).signatures
+    assert with_two_phases(stage_graph(dropped(time="at")), "AUTO").uids == stage_graph(dropped()).uids
 
 
 def test_the_option_decides_and_so_does_who_keeps_late_rows() -> None:
