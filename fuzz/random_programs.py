@@ -117,7 +117,7 @@ EXPRESSIONS = (
     "CAST(round(v / 7.0D, 1) * 10 AS bigint)", "CAST(v AS decimal(20, 2)) * 2", "array_max(array(k, v, 3L))",
 )  # fmt: skip
 """Of ``v``: cast to a bigint. About half of them are evaluated by Spark's own code."""
-PHASES = ("TWO_PHASE", "ONE_PHASE", "AUTO")
+PHASES = ("TWO_PHASE", "ONE_PHASE", "AUTO", "ONE_PHASE, then TWO_PHASE")
 AGGREGATES = (
     "sum(v)", "min(v)", "max(v)", "avg(v)", "count_if(v > 0)", "bool_or(v > 900)", "bool_and(k < 30)",
     "max_by(k, struct(v, k))", "sort_array(collect_set(abs(v) % 5))", "round(stddev(v), 3)", "percentile(v, 0.5)",
@@ -190,7 +190,8 @@ class Program(msgspec.Struct, frozen=True):
     aligned
         Whether barriers keep their place.
     phases
-        In how many phases rows are aggregated: a value of the option ``table.optimizer.agg-phase-strategy``.
+        In how many phases rows are aggregated: values of the option ``table.optimizer.agg-phase-strategy``, of the
+        first start and of those that follow.
     parallelism
         How many slots it begins with.
     slots

@@ -141,6 +141,7 @@ class _Running:
     def __init__(self, program: Program, sources: _Sources, folder: Path, change: Change) -> None:
         self.program, self.sources, self.folder, self.change = program, sources, folder, change
         self.locations = 0
+        self.phases = program.phases.split(", then ")
         self.savepoint: str | None = None
         self.batches: dict[tuple[int, int], pa.Table] = {}
         self.query: ContinuousQuery
@@ -153,7 +154,7 @@ class _Running:
             .option("checkpointLocation", str(self.folder / f"checkpoints-{self.locations}"))
             .option("slots", self.program.slots)
             .option("execution.checkpointing.unaligned.enabled", not self.program.aligned)
-            .option("table.optimizer.agg-phase-strategy", self.program.phases)
+            .option("table.optimizer.agg-phase-strategy", self.phases[0])
             .trigger(continuous=f"{self.program.interval_ms} milliseconds")
         )  # fmt: skip
         if self.program.ending in _NEWEST:
@@ -167,6 +168,7 @@ class _Running:
             writer = (
                 writer.format("parquet").option("path", str(self.folder / "out")).option("publishInterval", "1 second")
             )
+        self.phases = self.phases[1:] or self.phases
         self.query = writer.start(fromSavepoint=self.savepoint)  # which only counts until there is a checkpoint
 
     def rows(self, schema: pa.Schema) -> pa.Table:

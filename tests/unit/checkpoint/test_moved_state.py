@@ -149,6 +149,34 @@ def test_state_and_rows_on_their_way_are_found_after_one_more_operator(aggregate
     assert set(chunks(fewer)) == {"rides.3.window"}
 
 
+def in_two_phases(plan: JobPlan) -> JobPlan:
+    """Return a query whose exchange partial results pass."""
+    (uid,) = plan.exchanges
+    was, window = plan.state_schemas[uid], plan.state_schemas["rides.3.window"]
+    crossing = msgspec.structs.replace(was, window="partial results in w", aggregates=window.aggregates)
+    return msgspec.structs.replace(
+        plan,
+        signatures=plan.signatures | {uid: f"partial results of n {plan.signatures[uid]}"},
+        state_schemas=plan.state_schemas | {uid: crossing},
+    )
+
+
+def test_rows_on_their_way_become_partial_results_and_these_no_rows() -> None:
+    """A checkpoint of an earlier version, or of one phase, fits a query in two; the other way round none does."""
+    raw = query(BEFORE)
+    raw = msgspec.structs.replace(
+        raw,
+        state_schemas=raw.state_schemas
+        | {"rides.2.key-by": msgspec.structs.replace(raw.state_schemas["rides.2.key-by"], window="", aggregates=())},
+    )
+    two = in_two_phases(raw)
+    assert [each.exchange for each in restore(taken(raw), two).channels] == ["rides.2.key-by"]
+    assert [each.exchange for each in restore(taken(two), two).channels] == ["rides.2.key-by"]
+    with pytest.raises(StoredStateError, match=r"through the exchange 'rides.2.key-by', partial results of n by k"):
+        restore(taken(two), raw)
+    assert chunks(restore(taken(two, channels=()), raw)) == {"rides.3.window": ["rides.3.window-1"]}
+
+
 def test_a_name_of_the_users_is_found_by_that_name_only() -> None:
     before = query("rides.2.key-by totals")
     now = query("rides.4.key-by totals", named=("totals",))
