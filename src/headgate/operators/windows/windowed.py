@@ -265,7 +265,8 @@ class WindowedAggregate(KeyedOperator):
             self._flush()
 
     def _take_waiting(self) -> Any:
-        rows = pa.concat_tables(self._waiting)
+        # In one piece: Arrow groups each of many small ones at a price of its own.
+        rows = pa.concat_tables(self._waiting).combine_chunks()
         self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
         return rows
 
