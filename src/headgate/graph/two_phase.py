@@ -8,7 +8,7 @@ It is done to a graph whose uids are known, so that a checkpoint of before finds
 aggregation whose late rows are kept is left alone, since these are rows; and one that `WindowAggregate.two_phases`
 leaves alone. Sessions are: whether a row is late is decided for each of their rows, after the exchange.
 
-Follows docs/decisions/031; Flink's ``table.optimizer.agg-phase-strategy``.
+Follows docs/decisions/032-rows-are-aggregated-before-the-exchange.md, and Flink's option of the same name.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ nearly every row is a group of its own. Whether that is so is looked at now and 
 
 Small batches pass: what a call costs by itself is more than it saves.
 
-Follows docs/decisions/031; Flink's mini-batch and DuckDB's adaptive partial aggregation.
+Follows docs/decisions/032-rows-are-aggregated-before-the-exchange.md, and DuckDB's adaptive partial aggregation.
 """
 
 from __future__ import annotations
