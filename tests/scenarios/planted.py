@@ -12,7 +12,7 @@ from headgate.simulation.scenario import Scenario
 from headgate.task.exchange.input_gate import InputGate
 from tests import search
 
-_SEEDS = range(2_000)
+_SEEDS = range(4_000)
 
 
 @cache

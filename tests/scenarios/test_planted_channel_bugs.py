@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from headgate.checkpoint import channel_assignment
+from headgate.protocol.channels import Buffer
 from headgate.runtime import coalescer
 from headgate.task.exchange import input_gate as ig
 from headgate.task.exchange.input_gate import InputGate
@@ -48,7 +49,7 @@ def test_rows_of_a_rebalanced_channel_in_another_order_are_found() -> None:
 def test_a_small_slice_that_keeps_a_large_batch_is_found() -> None:
     """What a slow consumer's queue holds keeps the rows of all others in memory."""
 
-    def as_it_is(batch: Any) -> Any:
-        return batch
+    def as_they_are(batch: Any, max_bytes: int) -> list[Buffer]:
+        return [Buffer(batch, batch.num_rows, batch.nbytes)]
 
-    first_found("keeps .* a slice of", 5, {coalescer._on_its_own: as_it_is}, of=has("rebalance"))
+    first_found("keeps .* a slice of", 5, {coalescer.buffers_of: as_they_are}, of=has("rebalance"))

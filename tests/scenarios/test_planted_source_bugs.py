@@ -118,7 +118,7 @@ class LeavesOutEnds(SourceInput):
 
 
 def test_a_split_that_ends_while_its_rows_wait_and_is_nowhere_is_found() -> None:
-    first_found("in 0 places", 67, {SourceInput: LeavesOutEnds}, of=is_slow)
+    first_found("in 0 places", 82, {SourceInput: LeavesOutEnds}, of=is_slow)
 
 
 class PassesRows(UnassignedWork):
@@ -129,7 +129,7 @@ class PassesRows(UnassignedWork):
 
 
 def test_a_watermark_that_passes_rows_in_flight_of_unassigned_splits_is_found() -> None:
-    first_found("late: ", 441, {UnassignedWork: PassesRows}, of=is_slow)
+    first_found("late: ", 392, {UnassignedWork: PassesRows}, of=is_slow)
 
 
 class FinishesAtOnce(KinesisEnumerator):

@@ -69,7 +69,7 @@ class TrustsFiles(CheckpointStorage):
 
 
 def test_state_that_is_restored_from_a_damaged_file_is_found() -> None:
-    first_found("corrupt: ", 3, {CheckpointStorage: TrustsFiles}, change=DAMAGED)
+    first_found("corrupt: ", 17, {CheckpointStorage: TrustsFiles}, change=DAMAGED)
 
 
 class BelievesListings(CheckpointStorage):
@@ -115,7 +115,7 @@ def only_lost_files(each: Scenario) -> Scenario:
 
 def test_a_file_that_is_gone_and_is_not_written_again_is_found() -> None:
     bugs = {StateUploader: NeverUploadsAgain}
-    first_found("which was known to be gone", 222, bugs, of=loses_keyed_state, change=only_lost_files)
+    first_found("which was known to be gone", 145, bugs, of=loses_keyed_state, change=only_lost_files)
 
 
 class HearsOfLossByItsStream(Subtask):
@@ -139,7 +139,7 @@ class UploadsWhatItsStreamNamed(StateUploader):
 
 def test_a_loss_that_a_slot_hears_of_after_the_barrier_is_found() -> None:
     bugs = {Subtask: HearsOfLossByItsStream, StateUploader: UploadsWhatItsStreamNamed}
-    first_found("which was known to be gone", 222, bugs, of=loses_keyed_state, change=only_lost_files)
+    first_found("which was known to be gone", 145, bugs, of=loses_keyed_state, change=only_lost_files)
 
 
 class LeavesSavepoints(CheckpointCoordinator):
@@ -154,7 +154,7 @@ class LeavesSavepoints(CheckpointCoordinator):
 def test_a_savepoint_that_is_there_though_it_was_reported_as_failed_is_found() -> None:
     first_found(
         "reported as failed, and is",
-        2,
+        19,
         {CheckpointCoordinator: LeavesSavepoints},
         change=SAVED,
     )

@@ -189,7 +189,7 @@ def test_flink_39167_a_source_that_ends_at_once_without_a_final_watermark_is_fou
             end_input(output)
 
     monkeypatch.setattr(StreamingOutput, "end_input", after_rows_only)
-    first_found("emitted no final watermark", 3, of=aligned)
+    first_found("emitted no final watermark", 54, of=aligned)
 
 
 def test_spark_one_maximum_of_all_splits_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
