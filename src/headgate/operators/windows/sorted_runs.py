@@ -425,10 +425,12 @@ def tier(rows: int) -> int:
 def _joined(tables: Iterable[Any], size: int) -> Iterator[Any]:
     """Yield tables together, until they have a size."""
     held: list[Any] = []
+    held_bytes = 0
     for table in tables:
         held.append(table)
-        if sum(each.nbytes for each in held) >= size:
+        held_bytes += table.nbytes
+        if held_bytes >= size:
             yield pa.concat_tables(held)
-            held = []
+            held, held_bytes = [], 0
     if held:
         yield pa.concat_tables(held)

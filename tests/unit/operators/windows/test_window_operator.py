@@ -314,6 +314,29 @@ def test_state_beyond_the_limit_is_in_files(slide: str, tmp_path: Path) -> None:
     assert not [path for path in (tmp_path / "a").rglob("*") if path.is_file()]
 
 
+def test_small_buckets_are_put_together_with_one_look_at_each() -> None:
+    """Of thousands of windows that are open each look at all that are held took minutes."""
+    looks = 0
+
+    class Small:
+        """A table that counts how often its size is wanted."""
+
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        @property
+        def nbytes(self) -> int:
+            nonlocal looks
+            looks += 1
+            return 100
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sorted_runs.pa, "concat_tables", lambda held: [each.number for each in held])
+        joined = list(sorted_runs._joined(map(Small, range(1_000)), 40_000))
+    assert [len(each) for each in joined] == [400, 400, 200] and looks == 1_000
+    assert [number for each in joined for number in each] == list(range(1_000))
+
+
 def test_a_restore_spills_what_does_not_fit(tmp_path: Path) -> None:
     """State of any size is restored within the limit."""
     free = subtasks(tmp_path / "b")
