@@ -66,6 +66,10 @@ class Described(msgspec.Struct, frozen=True):
             return True
         return self.schema is not None and before.schema is not None and self.schema.takes_on(before.schema)
 
+    def goes_on(self, before: Described) -> bool:
+        """Return whether state of before can be its own, and goes to where it went."""
+        return self.feeds == before.feeds and self.takes_on(before)
+
 
 class Moves(msgspec.Struct, frozen=True):
     """Where state goes.
@@ -99,7 +103,7 @@ def moves(before: Mapping[str, Described], now: Mapping[str, Described]) -> Move
         if _is_as_it_was(was, new):
             found |= {uid: uid for uid in was}
             continue
-        for fit in (Described.is_as, Described.takes_on):
+        for fit in (Described.is_as, Described.goes_on, Described.takes_on):
             left = {uid: each for uid, each in was.items() if uid not in found and uid not in unclear}
             free = {uid: each for uid, each in new.items() if uid not in found.values()}
             fitting = {uid: tuple(other for other in free if fit(free[other], each)) for uid, each in left.items()}

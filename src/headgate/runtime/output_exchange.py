@@ -121,7 +121,7 @@ class OutputExchange:
     def write(self, batch: pa.RecordBatch) -> None:
         """Take rows."""
         if self._coalescer.add(batch, self._now_ms()):
-            self._send()
+            self.flush()
 
     def ready(self) -> Future[None] | None:
         """Return None if there is room, else a future that is done when there is."""
@@ -204,7 +204,10 @@ class OutputExchange:
 
     def flush(self) -> None:
         """Send what is gathered, and the watermark after it."""
-        self._send()
+        batch = self._coalescer.take()
+        for consumer, rows in [] if batch is None else self._partitioner.split(batch):
+            for buffer in buffers_of(rows, self._max_bytes):
+                self._handle(rp.RowsEmitted(consumer, buffer))
         watermark_ms, self._watermark_ms = self._watermark_ms, None
         if watermark_ms is not None:
             self._handle(rp.EventEmitted(WatermarkPassed(watermark_ms)))
@@ -214,14 +217,6 @@ class OutputExchange:
         self._closed = True
         for link in self._links.values():
             link.close()
-
-    def _send(self) -> None:
-        batch = self._coalescer.take()
-        if batch is None:
-            return
-        for consumer, rows in self._partitioner.split(batch):
-            for buffer in buffers_of(rows, self._max_bytes):
-                self._handle(rp.RowsEmitted(consumer, buffer))
 
     def _send_after_rows(self, event: ChannelEvent) -> None:
         self.flush()

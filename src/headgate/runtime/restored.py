@@ -126,7 +126,10 @@ def as_of_now(batch: pa.RecordBatch, exchange: Exchange) -> pa.RecordBatch:
     if not isinstance(exchange, PartialExchange):
         return _with_columns_of_now(batch, exchange.schema, exchange.uid)
     if Partials.are_in(batch.schema):
-        return exchange.partials.of_now(batch)
+        try:
+            return exchange.partials.of_now(batch)
+        except pa.ArrowException as error:
+            raise _refused(batch, exchange.schema, exchange.uid, error) from error
     rows = exchange.partials.input_schema
     if not batch.schema.equals(rows):
         batch = _with_columns_of_now(batch, rows, exchange.uid)
@@ -182,11 +185,15 @@ def _with_columns_of_now(batch: pa.RecordBatch, schema: pa.Schema, exchange: str
             for field in schema
         ]
     except pa.ArrowException as error:
-        was, now = (_columns_text(of) for of in (batch.schema, schema))
-        raise StoredStateError(
-            f"The checkpoint holds rows on their way through the exchange {exchange!r} in the columns {was}; now it "
-            f"has {now}: {error}. End the query as it was with a savepoint, which holds no rows on their way, and "
-            "start the changed one from that.",
-            what=exchange, expected=now, found=was,
-        ) from error  # fmt: skip
+        raise _refused(batch, schema, exchange, error) from error
     return pa.RecordBatch.from_arrays(made, schema=schema)
+
+
+def _refused(batch: pa.RecordBatch, schema: pa.Schema, exchange: str, error: Exception) -> StoredStateError:
+    was, now = (_columns_text(of) for of in (batch.schema, schema))
+    return StoredStateError(
+        f"The checkpoint holds rows on their way through the exchange {exchange!r} in the columns {was}; now it "
+        f"has {now}: {error}. End the query as it was with a savepoint, which holds no rows on their way, and "
+        "start the changed one from that.",
+        what=exchange, expected=now, found=was,
+    )  # fmt: skip

@@ -177,6 +177,24 @@ def test_rows_on_their_way_become_partial_results_and_these_no_rows() -> None:
     assert chunks(restore(taken(two, channels=()), raw)) == {"rides.3.window": ["rides.3.window-1"]}
 
 
+def test_rows_of_two_aggregations_by_the_same_key_become_partial_results_of_each() -> None:
+    """By what they are on their way to, with one more operator before both."""
+
+    def exchanges(first: int, kind: str, *aggregates: str) -> dict[str, Described]:
+        keys = (StateColumn(name="k", kind="int64"),)
+        columns = {each: (StateColumn(name=each, kind="int64"),) for each in aggregates}
+        return {
+            f"rides.{first + number}.key-by": Described(
+                "rides", "hash exchange", f"{kind} {each}" if kind else "by k", (each,),
+                StateSchema(window=kind, keys=keys, aggregates=columns[each] if kind else ()),
+            )
+            for number, each in enumerate(aggregates)
+        }  # fmt: skip
+
+    found = moves(exchanges(2, "", "n", "s"), exchanges(3, "partial results in w", "n", "s"))
+    assert found == Moves({"rides.2.key-by": "rides.3.key-by", "rides.3.key-by": "rides.4.key-by"}, {})
+
+
 def test_a_name_of_the_users_is_found_by_that_name_only() -> None:
     before = query("rides.2.key-by totals")
     now = query("rides.4.key-by totals", named=("totals",))

@@ -103,6 +103,21 @@ def output_to(consumers: int, plane: Plane, mailbox: Mailbox, timeout_ms: int = 
     return output
 
 
+def test_a_watermark_leaves_with_the_rows_before_it() -> None:
+    """Also where a producer is always busy, and its buffers are full; none waits for what may never come."""
+    plane, mailbox = Plane(), Mailbox(lambda: 0)
+    output = output_to(2, plane, mailbox, timeout_ms=5)
+    for link in plane.links:
+        link.end.on_credit(10_000)
+    mailbox.run_mail()
+    output.write(ROWS.slice(0, 2))
+    output.on_watermark(7)
+    output.write(pa.concat_batches([ROWS] * 16))
+    assert output.due_ms() is None
+    for link in plane.links:
+        assert link.taken[-1] == WatermarkPassed(7)
+
+
 @pytest.mark.parametrize("both_slow", [False, True])
 def test_without_room_rows_leave_if_they_reach_anybody_at_once(both_slow: bool) -> None:
     """Where all consumers would find them in a queue, they wait for more rows."""

@@ -70,6 +70,15 @@ def test_partial_results_stay_what_they_are() -> None:
     assert as_of_now(less, now).column("\0sum(v) 0").null_count == 2
 
 
+def test_partial_results_that_are_too_wide_are_refused() -> None:
+    """With what was there, what is, and what to do."""
+    stored = exchange().partials.lifted(ROWS)
+    place = stored.schema.get_field_index("\0sum(v) 0")
+    stored = stored.set_column(place, "\0sum(v) 0", pa.array([0.5, 1.0, 2.0]))
+    with pytest.raises(StoredStateError, match=r"'by-k' in the columns .*double.* with a savepoint"):
+        as_of_now(stored, exchange())
+
+
 def test_partial_results_are_not_taken_for_rows() -> None:
     """Where a restore was not refused before."""
     stored = exchange().partials.lifted(ROWS)

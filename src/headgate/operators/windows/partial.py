@@ -241,7 +241,8 @@ class PartialExchange(Exchange):
     @property
     def signature(self) -> str:
         """By what the partial results of what are dealt out."""
-        return f"partial results of {', '.join(self.partials.texts)} {super().signature}"
+        kinds = ", ".join(str(field.type) for field in self.schema)
+        return f"{self._window} of {', '.join(self.partials.texts)} as {kinds} {super().signature}"
 
     @property
     def state_schema(self) -> StateSchema | None:

@@ -242,7 +242,8 @@ def test_rows_on_their_way_are_taken_on_and_partial_results_are_no_rows() -> Non
     phases = operator.two_phases(always=False)
     assert phases is not None
     now, of_rows = phases[1], Exchange(SCHEMA, "hash", keys=("k",))
-    assert now.signature == "partial results of sum(v) by k int64"
+    window = "window(at, 10 s, 10 s, 0 s)"
+    assert now.signature == f"partial results in {window} of sum(v) as int64, int64, int64, int64 by k int64"
     assert now.state_schema is not None and of_rows.state_schema is not None
     assert now.state_schema.takes_on(of_rows.state_schema) and now.state_schema.takes_on(now.state_schema)
     assert not of_rows.state_schema.takes_on(now.state_schema)
