@@ -113,7 +113,7 @@ QUERY_OPTION_SPECS: tuple[OptionSpec, ...] = (
     OptionSpec("exchange.memory", size_bytes, 32 << 20, "rows on their way in an exchange, in each subtask"),
     OptionSpec("exchange.buffer-timeout", _duration_or_zero_ms, 5, "how long rows of an idle subtask wait to be sent"),
     OptionSpec(
-        "table.optimizer.agg-phase-strategy", choice("AUTO", "TWO_PHASE", "ONE_PHASE"), "AUTO",
+        "table.optimizer.agg-phase-strategy", choice("AUTO", "TWO_PHASE", "ONE_PHASE"), "ONE_PHASE",
         "whether rows of windows and groups are aggregated before they go to another subtask, too",
     ),
     OptionSpec("heartbeat.timeout", duration_ms, 10_000, "silence after which a slot that has begun is lost"),

@@ -308,10 +308,12 @@ class StreamingOutput(TaskOutput):
         if self._after_rows is not None and event_time_ms is not None:
             # The enumerator knows another column's times: of this one anything may be in what is not assigned.
             event_time_ms = None if event_time_ms == MAX_WATERMARK_MS else MIN_WATERMARK_MS
-        self.handle(wm.UnassignedChanged(event_time_ms))
+        disorder_ms = 0 if self._strategy is None else self._strategy.max_out_of_orderness_ms
+        watermark_ms = None if event_time_ms is None else saturated_ms(event_time_ms - disorder_ms)
+        # A row of this very time may be unassigned, and is late at a watermark that has reached it.
+        before = event_time_ms not in (None, MIN_WATERMARK_MS, MAX_WATERMARK_MS)
+        self.handle(wm.UnassignedChanged(watermark_ms - 1 if before and watermark_ms is not None else event_time_ms))
         if self._strategy is not None:
-            disorder_ms = self._strategy.max_out_of_orderness_ms
-            watermark_ms = None if event_time_ms is None else saturated_ms(event_time_ms - disorder_ms)
             self._align(al.UnassignedChanged(watermark_ms))
         self._expect_no_splits()
 

@@ -105,8 +105,9 @@ def test_the_option_decides_and_so_does_who_keeps_late_rows() -> None:
         return definition(COUNTED, **options).graph.uids
 
     strategy = "table.optimizer.agg-phase-strategy"
-    assert "datagen.3.window-partial" in uids() and "datagen.3.window-partial" in uids(**{strategy: "two_phase"})
-    assert "datagen.3.window-partial" not in uids(**{strategy: "ONE_PHASE"})
-    assert "datagen.3.window-partial" not in uids(lateRows="noop")
+    for phases in ("auto", "TWO_PHASE"):
+        assert "datagen.3.window-partial" in uids(**{strategy: phases})
+        assert "datagen.3.window-partial" not in uids(**{strategy: phases}, lateRows="noop")
+    assert "datagen.3.window-partial" not in uids()
     late = definition(COUNTED, lateRows="noop").late_rows
     assert late is not None and late.uid == "datagen.3.window"

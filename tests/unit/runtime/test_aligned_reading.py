@@ -534,10 +534,10 @@ def test_a_watermark_waits_until_it_is_known_what_is_not_assigned_and_stays_ther
     emitted(running, 50)
     assert running.checkpoint(1)[1].watermark_ms is None
     running.deliver(msg.UnassignedWork, source="a", event_time_ms=30)
-    assert running.checkpoint(2)[1].watermark_ms == 30
+    assert running.checkpoint(2)[1].watermark_ms == 29  # a row of 30 may be unassigned, and is not late
     source.reader.offer("s")
     running.next(msg.SplitsFinished)
-    assert running.checkpoint(3)[1].watermark_ms == 30, "not idle: it waits for what is not assigned"
+    assert running.checkpoint(3)[1].watermark_ms == 29, "not idle: it waits for what is not assigned"
     running.deliver(msg.UnassignedWork, source="a", event_time_ms=None)
     assert running.checkpoint(4)[1].watermark_ms is None
 
