@@ -26,6 +26,7 @@ from headgate.operators.known_keys import EXPIRY, HASH, NEVER_US, KnownKeys
 from headgate.operators.operator import Emit, KeyedChunk, KeyedOperator, RestoredChunk
 from headgate.operators.partial_deduplicate import PartialDeduplicate, first_of_each
 from headgate.operators.windows.assigner import LEAST_US
+from headgate.operators.windows.dense_groups import one_array
 from headgate.operators.windows.windowed import event_times, plain_key, read_part, serialized, watermark_us
 from headgate.protocol.operator_context import OperatorContext
 
@@ -125,7 +126,7 @@ class Deduplicate(KeyedOperator):
             return
         rows = first_of_each(keys)
         found = pa.table([each.take(pa.array(rows)) for each in keys], names=self._columns)
-        hashes = key_hash([_one(each) for each in found.columns])
+        hashes = key_hash([one_array(each) for each in found.columns])
         new = pa.array(~self._known.contain(found, hashes, reached[rows]))
         if new.true_count == 0:
             return
@@ -205,7 +206,7 @@ class Deduplicate(KeyedOperator):
             if chunk.whole:
                 self._known.adopt(chunk.chunk_id, table)
             else:
-                keys = [_one(table.column(name)) for name in self._columns]
+                keys = [one_array(table.column(name)) for name in self._columns]
                 groups = key_groups(keys, self._context.max_parallelism).to_numpy()
                 table = table.filter(pa.array((groups >= own.first) & (groups <= own.last)))
                 self._known.adopt(self._new_name(), table)
@@ -230,7 +231,3 @@ def stored_keys(chunks: Sequence[RestoredChunk], names: Sequence[str]) -> Iterat
             [*columns, expiry.cast(pa.timestamp("us", "UTC"))],
             names=[*(names[: len(columns)] or [f"key {n}" for n in range(len(columns))]), "known until"],
         )
-
-
-def _one(column: Any) -> Any:
-    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column

@@ -22,6 +22,7 @@ from headgate.expressions.compiled import Run, compiled
 from headgate.expressions.expressions import Node
 from headgate.operators.key_hash import key_hash
 from headgate.operators.operator import Emit, Operator
+from headgate.operators.windows.dense_groups import one_array
 from headgate.operators.windows.windowed import comparable_key
 
 JoinKind = Literal["inner", "left", "semi", "anti"]
@@ -86,7 +87,7 @@ class StaticTable:
 
     def _indexed(self) -> tuple[Any, Any, list[pa.Array]]:
         many = len(self.null_safe)
-        keys = [comparable_key(_one(each)) for each in self._table.columns[-many:]]
+        keys = [comparable_key(one_array(each)) for each in self._table.columns[-many:]]
         kept = np.flatnonzero(matchable(keys, self.null_safe))
         hashes = key_hash(keys)[kept]
         order = np.argsort(hashes, kind="stable")
@@ -206,7 +207,3 @@ def equal_values(left: pa.Array, right: pa.Array) -> Any:
         nan = pc.and_(pc.is_nan(left).fill_null(False), pc.is_nan(right).fill_null(False))
         equal = pc.or_(equal, nan)
     return equal.to_numpy(zero_copy_only=False)
-
-
-def _one(column: Any) -> Any:
-    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column

@@ -98,6 +98,7 @@ class OutputExchange:
         self._buffer_timeout_ms = buffer_timeout_ms
         # Each consumer has as many producers as there are consumers: a stage has a subtask in each slot.
         self._max_bytes = buffer_bytes(len(consumers), memory_bytes)
+        # Consumers do not get equal parts, and one that gets more than a buffer holds would get two small ones.
         self._coalescer = Coalescer(
             timeout_ms=buffer_timeout_ms, channels=len(consumers), target_bytes=self._max_bytes * 3 // 4
         )

@@ -309,11 +309,13 @@ class StreamingOutput(TaskOutput):
             # The enumerator knows another column's times: of this one anything may be in what is not assigned.
             event_time_ms = None if event_time_ms == MAX_WATERMARK_MS else MIN_WATERMARK_MS
         disorder_ms = 0 if self._strategy is None else self._strategy.max_out_of_orderness_ms
-        watermark_ms = None if event_time_ms is None else saturated_ms(event_time_ms - disorder_ms)
-        # A row of this very time may be unassigned, and is late at a watermark that has reached it.
-        before = event_time_ms not in (None, MIN_WATERMARK_MS, MAX_WATERMARK_MS)
-        self.handle(wm.UnassignedChanged(watermark_ms - 1 if before and watermark_ms is not None else event_time_ms))
+        held_ms = event_time_ms
+        if event_time_ms is not None and MIN_WATERMARK_MS < event_time_ms < MAX_WATERMARK_MS:
+            # A row of this very time may be unassigned, and is late at a watermark that has reached it.
+            held_ms = saturated_ms(event_time_ms - disorder_ms - 1)
+        self.handle(wm.UnassignedChanged(held_ms))
         if self._strategy is not None:
+            watermark_ms = None if event_time_ms is None else saturated_ms(event_time_ms - disorder_ms)
             self._align(al.UnassignedChanged(watermark_ms))
         self._expect_no_splits()
 
