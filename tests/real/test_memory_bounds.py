@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import headgate
-from headgate.operators.mapped_files import RESIDENT_BYTES
+from headgate.state.mapped_files import RESIDENT_BYTES
 from tests.real.running_queries import stop_all, wait_until, written
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]  # workers lack this module
@@ -119,6 +119,13 @@ def test_readers_and_exchanges(spark: SparkSession, tmp_path: Path) -> None:
 
 
 PROGRAMS: dict[str, Callable[[DataFrame], DataFrame]] = {
+    "windows": lambda rows: (
+        rows.withWatermark("at", "1 hour").groupBy(F.window("at", "1 hour"), "payload", "n").count()
+    ),
+    "sessions": lambda rows: (
+        rows.withWatermark("at", "1 hour").groupBy(F.session_window("at", "1 hour"), "payload", "n").count()
+    ),
+    "an aggregation": lambda rows: rows.groupBy("payload", "n").count(),
     "known keys": lambda rows: rows.dropDuplicates(["payload", "n"]),
     "a join": lambda rows: rows.join(rows.where("n % 100 = 0").selectExpr("n AS m"), F.expr("n = m")),
 }

@@ -33,24 +33,28 @@ MAY_IMPORT: dict[str, set[str]] = {
     "connectors": {"source", "sink", "readers", "assigners", "enumerators", "formats", "protocol", "expressions"},
     "expressions": {"formats"},
     "catalyst": set(),
-    "operators": {"source", "expressions", "protocol", "catalyst"},
+    "state": {"protocol"},
+    "operators": {"source", "expressions", "protocol", "catalyst", "state"},
     "task": {"source", "readers", "protocol"},
     "checkpoint": {"source", "formats", "protocol"},
     "coordinator": {"source", "protocol", "checkpoint"},
     "graph": {"protocol", "source", "sink", "expressions", "operators", "coordinator"},
     "transport": {"source", "protocol"},
     "runtime": {
-        "source", "sink", "readers", "protocol", "expressions", "operators", "task", "checkpoint", "graph", "transport",
+        "source", "sink", "readers", "protocol", "expressions", "state", "operators", "task", "checkpoint", "graph",
+        "transport",
     },
     "driver": {"source", "protocol", "checkpoint", "coordinator", "graph"},
     "microbatch": {"source", "expressions", "task"},
     "monitor": {"source", "protocol", "coordinator"},  # of that the status, which is made for people
     "simulation": {
-        "source", "sink", "assigners", "enumerators", "protocol", "operators", "task", "checkpoint", "coordinator",
-        "graph", "transport", "runtime", "driver", "connectors",
+        "source", "sink", "assigners", "enumerators", "protocol", "state", "operators", "task", "checkpoint",
+        "coordinator", "graph", "transport", "runtime", "driver", "connectors",
     },
     "testing": {"source", "readers", "connectors", "formats", "task"},
-    "cli": {"source", "connectors", "formats", "protocol", "operators", "checkpoint", "coordinator", "microbatch"},
+    "cli": {
+        "source", "connectors", "formats", "protocol", "state", "operators", "checkpoint", "coordinator", "microbatch",
+    },
 }  # fmt: skip
 COMPATIBILITY = ["spark", "compatibility"]
 """What the versions of Spark call what: whoever may import PySpark may import it."""

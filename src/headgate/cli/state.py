@@ -147,9 +147,9 @@ def _read(found: Stored, manifest: Manifest, uid: str) -> Iterator[tuple[str, pa
 
     import pyarrow as pa
 
-    from headgate.operators.operator import RestoredChunk
     from headgate.operators.stored_state import stored_state
     from headgate.protocol.operator_context import OperatorContext
+    from headgate.state.chunks import RestoredChunk
 
     subtasks = next(states for uids, states in zip(manifest.stages, manifest.subtasks) if uid in uids)
     for number, subtask in enumerate(subtasks):

@@ -3,8 +3,7 @@
 Never: keep an object per key, or forget a key before the watermark lets it.
 
 A key is known until the watermark is at its expiry: for ever, unless its event time, or that and a delay, says when.
-Keys that are known are in `headgate.operators.known_keys`, which spills and stores them. How far the watermark was is
-part of the state, per key group, as it is with windows: a row that was late before a restore is late after it.
+Keys that are known are searched by their hashes, in `headgate.state.sorted_runs`, and compared then.
 
 Follows Spark 4.3's ``StreamingDeduplicateExec`` and ``StreamingDeduplicateWithinWatermarkExec``.
 """
@@ -13,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -21,18 +19,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headgate.operators.key_hash import key_groups, key_hash
-from headgate.operators.known_keys import EXPIRY, HASH, NEVER_US, KnownKeys
-from headgate.operators.operator import Emit, KeyedChunk, KeyedOperator, RestoredChunk
+from headgate.operators.key_hash import groups_of_hashes, key_groups, key_hash
+from headgate.operators.operator import Emit, KeyedOperator
 from headgate.operators.partial_deduplicate import PartialDeduplicate, first_of_each
-from headgate.operators.windows.assigner import LEAST_US
-from headgate.operators.windows.dense_groups import one_array
-from headgate.operators.windows.windowed import event_times, plain_key, read_part, serialized, watermark_us
+from headgate.operators.windows.windowed import event_times, plain_key, watermark_us
 from headgate.protocol.operator_context import OperatorContext
+from headgate.state.arrays import equal_values, one_array
+from headgate.state.chunks import KeyedChunk, RestoredChunk, head_in, keyed_chunks, read_part
+from headgate.state.part import HASH, NEVER_US, Layout
+from headgate.state.sorted_runs import SortedRuns
+from headgate.state.watermarks import LEAST_US, KeyGroupWatermarks, Ranges
 
-_Reached = list[tuple[int, int, int]]
-"""First and last key group, and up to where the watermark was, in microseconds."""
-_reached = msgspec.msgpack.Decoder(_Reached)
+EXPIRY = "expiry"
+"""By when a key is forgotten, in microseconds since 1970-01-01 UTC."""
+_reached = msgspec.msgpack.Decoder(Ranges)
 
 
 class Deduplicate(KeyedOperator):
@@ -85,11 +85,14 @@ class Deduplicate(KeyedOperator):
         self._context = context
         self._new_name = partial(next, context.chunk_names())
         self._late_rows = 0
-        self._watermark_us = LEAST_US
-        self._reached_us = np.full(context.max_parallelism, LEAST_US, np.int64)
-        self._known = KnownKeys(
-            self._columns, name=self._new_name, memory_bytes=context.memory_bytes, spill_folder=context.spill_folder
+        self._watermarks = KeyGroupWatermarks(context.key_groups, context.max_parallelism)
+        self._layout = Layout((HASH, EXPIRY, *self._columns), EXPIRY, self._hashes)
+        self._known = SortedRuns(
+            self._layout, name=self._new_name, memory_bytes=context.memory_bytes, spill_folder=context.spill_folder
         )
+
+    def _hashes(self, keys: Any) -> Any:
+        return key_hash([one_array(keys.column(name)) for name in self._columns])
 
     @property
     def late_rows(self) -> int:
@@ -105,42 +108,50 @@ class Deduplicate(KeyedOperator):
     @property
     def state_bytes(self) -> tuple[int, int]:
         """How many bytes of state are in memory, and how many in local files."""
-        return self._known.memory_bytes, self._known.spilled_bytes
+        return self._known.bytes_held
 
     def process(self, batch: pa.RecordBatch, split_id: str, emit: Emit) -> None:
         """Emit the rows whose keys are not known."""
         keys = [plain_key(batch.column(name)) for name in self.keys]
         batch = self._with_plain(batch, keys)
-        reached = self._reached(keys)
+        reached = self._watermarks.of(lambda: key_groups(keys, self._context.max_parallelism).to_numpy())
         times = None if self._time is None else event_times(batch.column(self._time))
         if times is not None:
-            late = pc.less_equal(times, pa.array(reached)).fill_null(False)
+            late = pc.less_equal(times, reached if isinstance(reached, int) else pa.array(reached)).fill_null(False)
             if late.true_count:
                 self._late_rows += late.true_count
                 shown = [batch.column(place) for place, _ in self._late]
                 self.on_late(pa.RecordBatch.from_arrays(shown, schema=self.late_schema).filter(late))
                 kept = pc.invert(late)
-                batch, times, reached = batch.filter(kept), times.filter(kept), reached[kept.to_numpy(False)]
-                keys = [each.filter(kept) for each in keys]
+                batch, times, keys = batch.filter(kept), times.filter(kept), [each.filter(kept) for each in keys]
         if batch.num_rows == 0:
             return
         rows = first_of_each(keys)
         found = pa.table([each.take(pa.array(rows)) for each in keys], names=self._columns)
-        hashes = key_hash([one_array(each) for each in found.columns])
-        new = pa.array(~self._known.contain(found, hashes, reached[rows]))
-        if new.true_count == 0:
+        hashes = self._hashes(found)
+        new = self._unknown(found, hashes)
+        if not new.any():
             return
-        rows = rows[new.to_numpy(False)]
+        rows = rows[new]
         expiry = np.full(len(rows), NEVER_US)
         if times is not None and self._within_us is not None:
             ends = pc.add(times.take(pa.array(rows)), self._within_us)
             expiry = ends.fill_null(NEVER_US).to_numpy(zero_copy_only=False)
-        self._known.add(
-            found.filter(new)
-            .add_column(0, EXPIRY, pa.array(expiry))
-            .add_column(0, HASH, pa.array(hashes[new.to_numpy(False)]))
-        )
+        beside = [pa.array(hashes[new]), pa.array(expiry)]
+        self._known.add(pa.table([*beside, *found.filter(pa.array(new)).columns], names=self._layout.columns))
         emit(batch if len(rows) == batch.num_rows else batch.take(pa.array(rows)), split_id)
+
+    def _unknown(self, keys: Any, hashes: Any) -> Any:
+        """Return which of different keys are not known, or have expired."""
+        now = self._watermarks.of(lambda: groups_of_hashes(hashes, self._context.max_parallelism))
+        unknown = np.ones(len(hashes), np.bool_)
+        for part, ours, places in self._known.find(hashes, unknown):
+            same = part.times[places] > (now if isinstance(now, int) else now[ours])
+            for name in self._columns:
+                known = part.table.column(name).chunk(0).take(pa.array(places))
+                same &= equal_values(known, one_array(keys.column(name)).take(pa.array(ours)))
+            unknown[ours[same]] = False
+        return unknown
 
     def _with_plain(self, batch: pa.RecordBatch, keys: Sequence[pa.Array]) -> pa.RecordBatch:
         """Return rows with one zero and one NaN in their keys: which of them came first makes no difference."""
@@ -149,19 +160,10 @@ class Deduplicate(KeyedOperator):
                 batch = batch.set_column(self.schema.get_field_index(name), self.schema.field(name), key)
         return batch
 
-    def _reached(self, keys: Sequence[pa.Array]) -> Any:
-        """Return up to where the watermark was for each row, in microseconds."""
-        if self._watermark_us >= self._reached_us.max():
-            return np.full(len(keys[0]), self._watermark_us)
-        groups = key_groups(keys, self._context.max_parallelism).to_numpy()
-        return np.maximum(self._reached_us[groups], self._watermark_us)
-
     def process_watermark(self, timestamp_ms: int, emit: Emit) -> None:
         """Forget the keys that expire by the watermark."""
-        watermark = watermark_us(timestamp_ms)
-        if watermark > self._watermark_us:
-            self._watermark_us = watermark
-            self._known.expire(watermark)
+        if self._watermarks.advance(watermark_us(timestamp_ms)):
+            self._known.expire(self._watermarks.now_us)
 
     def close(self) -> None:
         """Delete the local files."""
@@ -172,22 +174,8 @@ class Deduplicate(KeyedOperator):
 
     def snapshot_keyed(self, checkpoint_id: int) -> Sequence[KeyedChunk]:
         """Return the state: up to where the watermark was, and the known keys."""
-        own = self._context.key_groups
-        reached = np.maximum(self._reached_us[own.first : own.last + 1], self._watermark_us)
-        (changes,) = np.nonzero(reached[1:] != reached[:-1])
-        bounds = [0, *(int(each) + 1 for each in changes), len(reached)]
-        head = [(own.first + begin, own.first + end - 1, int(reached[begin])) for begin, end in pairwise(bounds)]
-        chunks = [(self._new_name(), pa.table({"head": pa.array([msgspec.msgpack.encode(head)], pa.binary())}))]
-        chunks += self._known.parts()
-        return [
-            KeyedChunk(
-                chunk_id=name,
-                first_key_group=own.first,
-                last_key_group=own.last,
-                serialize=partial(serialized, table),
-            )
-            for name, table in chunks
-        ]
+        head = self._new_name(), self._watermarks.ranges()
+        return keyed_chunks(self._context.key_groups, head, [(part.name, part.stored) for part in self._known.parts])
 
     def restore_keyed(self, chunks: Sequence[RestoredChunk]) -> None:
         """Take on the state of a checkpoint."""
@@ -199,28 +187,25 @@ class Deduplicate(KeyedOperator):
         own = self._context.key_groups
         for chunk in chunks:
             table = read_part(chunk)
-            if table.column_names == ["head"]:
-                for first, last, reached in _reached.decode(table.column("head")[0].as_py()):
-                    self._reached_us[first : last + 1] = reached
+            if (head := head_in(table)) is not None:
+                self._watermarks.take_on(_reached.decode(head))
                 continue
-            if chunk.whole:
-                self._known.adopt(chunk.chunk_id, table)
-            else:
-                keys = [one_array(table.column(name)) for name in self._columns]
-                groups = key_groups(keys, self._context.max_parallelism).to_numpy()
-                table = table.filter(pa.array((groups >= own.first) & (groups <= own.last)))
-                self._known.adopt(self._new_name(), table)
+            name = chunk.chunk_id
+            if not chunk.whole:
+                groups = groups_of_hashes(one_array(table.column(HASH)).to_numpy(), self._context.max_parallelism)
+                name, table = self._new_name(), table.filter(pa.array((groups >= own.first) & (groups <= own.last)))
+            self._known.adopt(name, table)
             yield
-        self._watermark_us = int(self._reached_us[own.first : own.last + 1].min())
+        self._watermarks.settle()
 
 
 def stored_keys(chunks: Sequence[RestoredChunk], names: Sequence[str]) -> Iterator[pa.Table]:
     """Yield the keys that a subtask's state knows, under these names, and by which watermark each is forgotten."""
-    reached: _Reached = []
+    reached: Ranges = []
     for chunk in chunks:
         table = read_part(chunk)
-        if table.column_names == ["head"]:
-            reached = _reached.decode(table.column("head")[0].as_py())
+        if (head := head_in(table)) is not None:
+            reached = _reached.decode(head)
             continue
         # Above this the watermark was in all key groups; what has expired is left out when it is merged.
         alive = pc.greater(table.column(EXPIRY), min((each for _, _, each in reached), default=LEAST_US))

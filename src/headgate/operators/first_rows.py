@@ -16,9 +16,9 @@ from functools import partial
 import pyarrow as pa
 
 from headgate.operators.key_hash import key_groups
-from headgate.operators.operator import Emit, KeyedChunk, KeyedOperator, RestoredChunk
-from headgate.operators.windows.windowed import read_part, serialized
+from headgate.operators.operator import Emit, KeyedOperator
 from headgate.protocol.operator_context import OperatorContext
+from headgate.state.chunks import KeyedChunk, RestoredChunk, read_part, serialized
 
 
 class FirstRows(KeyedOperator):

@@ -10,12 +10,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 
-import msgspec
 import pyarrow as pa
 
 from headgate.protocol.operator_context import OperatorContext
 from headgate.protocol.state import OperatorState
 from headgate.protocol.state_schema import StateSchema
+from headgate.state.chunks import KeyedChunk, RestoredChunk
 
 Emit = Callable[[pa.RecordBatch, str], None]
 """Takes rows and the id of the split that they come from."""
@@ -80,47 +80,6 @@ class Operator(ABC):
 
     def close(self) -> None:
         """Release what it holds. Called once, also after an error."""
-
-
-class KeyedChunk(msgspec.Struct, frozen=True):
-    """An immutable part of a keyed operator's state.
-
-    Parameters
-    ----------
-    chunk_id
-        Unique in the query for ever: made of `OperatorContext`'s uid, run, subtask, attempt, execution, and a counter.
-        It is stored once, however many checkpoints name it.
-    first_key_group, last_key_group
-        It holds keys of these groups only, both included.
-    serialize
-        Returns its bytes, an Arrow IPC stream or file. Called on another thread, while the operator goes on: what it
-        reads never changes.
-    """
-
-    chunk_id: str
-    first_key_group: int
-    last_key_group: int
-    serialize: Callable[[], bytes]
-
-
-class RestoredChunk(msgspec.Struct, frozen=True):
-    """A chunk of the checkpoint that is restored.
-
-    Parameters
-    ----------
-    chunk_id
-        Its name.
-    whole
-        All its keys are of this subtask, and the file stays where it is: the operator may name the chunk again, under
-        the same ``chunk_id``, in its next snapshot, and nothing is uploaded. False: the operator keeps only the rows of
-        its own key groups, in chunks of new names.
-    read
-        Returns its bytes.
-    """
-
-    chunk_id: str
-    whole: bool
-    read: Callable[[], bytes]
 
 
 class KeyedOperator(Operator):

@@ -15,11 +15,11 @@ import numpy as np
 import pyarrow as pa
 
 from headgate.operators.operator import Emit, Operator
-from headgate.operators.windows.dense_groups import one_array
 from headgate.operators.windows.groups import Groups
 from headgate.operators.windows.repetition import Repetition
 from headgate.operators.windows.windowed import plain_key
 from headgate.protocol.operator_context import OperatorContext
+from headgate.state.arrays import one_array
 
 _ROW = "row"
 

@@ -15,15 +15,14 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from headgate.errors import OptionError
 from headgate.expressions.compiled import Run, compiled
 from headgate.expressions.expressions import Node
 from headgate.operators.key_hash import key_hash
 from headgate.operators.operator import Emit, Operator
-from headgate.operators.windows.dense_groups import one_array
 from headgate.operators.windows.windowed import comparable_key
+from headgate.state.arrays import equal_values, one_array
 
 JoinKind = Literal["inner", "left", "semi", "anti"]
 _indexing = threading.Lock()
@@ -195,15 +194,3 @@ class StaticJoin(Operator):
             whole = each.chunk(0) if each.num_chunks else pa.nulls(0, field.type)
             columns.append(whole.take(places))
         return pa.RecordBatch.from_arrays(columns, schema=self._both)
-
-
-def equal_values(left: pa.Array, right: pa.Array) -> Any:
-    """Return where two columns have the same value; null is null, and NaN is NaN."""
-    if pa.types.is_null(left.type):  # which Arrow does not compare
-        return np.ones(len(left), bool)
-    equal = pc.equal(left, right).fill_null(False)
-    equal = pc.or_(equal, pc.and_(left.is_null(), right.is_null()))
-    if pa.types.is_floating(left.type):
-        nan = pc.and_(pc.is_nan(left).fill_null(False), pc.is_nan(right).fill_null(False))
-        equal = pc.or_(equal, nan)
-    return equal.to_numpy(zero_copy_only=False)

@@ -23,13 +23,12 @@ from headgate.errors import UnsupportedOperationError
 from headgate.expressions.key_bytes import key_value
 from headgate.operators.deduplicate import stored_keys
 from headgate.operators.first_rows import FirstRows
-from headgate.operators.operator import RestoredChunk
 from headgate.operators.stream_join.stored_rows import stored_rows
 from headgate.operators.transform_with_state.stored_values import stored_values
 from headgate.operators.windows.stored_windows import arrow_type, columns_in, stored_windows
-from headgate.operators.windows.windowed import read_part
 from headgate.protocol.operator_context import OperatorContext
 from headgate.protocol.state_schema import StateSchema
+from headgate.state.chunks import RestoredChunk, read_part
 
 _TYPE = re.compile(r" \w+(\[.*\]|\(.*\)|<.*>)?$", re.DOTALL)
 _BYTES = re.compile(r"(.*)\.bytes of (.*)", re.DOTALL)

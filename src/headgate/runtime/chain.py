@@ -41,7 +41,7 @@ from headgate.futures import gathered, mapped
 from headgate.graph.stage_graph import BAD_RECORDS_UID, LATE_ROWS_UID, SINK_UID, QueryDefinition
 from headgate.operators import bad_records
 from headgate.operators.cast_to_schema import MisfitError, cast_to_schema
-from headgate.operators.operator import Emit, KeyedChunk, KeyedOperator, Operator, RestoredChunk
+from headgate.operators.operator import Emit, KeyedOperator, Operator
 from headgate.operators.with_watermark import WithWatermark
 from headgate.protocol.operator_context import OperatorContext
 from headgate.protocol.state import OperatorState
@@ -52,6 +52,7 @@ from headgate.runtime.overdue_progress import UnderWay
 from headgate.runtime.slices import LONGEST_TRIAL_MS
 from headgate.sink import SinkWriter
 from headgate.source.watermark import MAX_WATERMARK_MS
+from headgate.state.chunks import KeyedChunk, RestoredChunk
 from headgate.task.watermark_flow import WatermarkFlow
 
 _log = logging.getLogger(__name__)

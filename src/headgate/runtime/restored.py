@@ -15,7 +15,6 @@ from headgate.checkpoint.channel_bytes import read_channel, read_split
 from headgate.errors import StoredStateError
 from headgate.graph.stage_graph import SourceDefinition
 from headgate.operators.exchange import Exchange, Partitioner
-from headgate.operators.operator import RestoredChunk
 from headgate.operators.windows.partial import PartialExchange, Partials
 from headgate.protocol.channels import ChannelId
 from headgate.protocol.messages import RestoreProgress
@@ -30,6 +29,7 @@ from headgate.protocol.state import (
 )
 from headgate.runtime.channel_recovery_thread import RecoveredInput
 from headgate.runtime.execution_context import ExecutionContext
+from headgate.state.chunks import RestoredChunk
 
 
 class RestoredState:

@@ -20,12 +20,12 @@ import pyarrow as pa
 
 from headgate.futures import gathered, mapped
 from headgate.operators.exchange import Exchange
-from headgate.operators.operator import KeyedChunk
 from headgate.protocol.channels import Barrier, Buffer, ChannelId
 from headgate.protocol.state import ChannelState, KeyedState, OperatorState, SplitState
 from headgate.runtime.execution_context import ExecutionContext
 from headgate.runtime.mailbox import Mail
 from headgate.runtime.snapshot_parts import INLINE_BYTES, SnapshotParts, StoredRows, store_channels
+from headgate.state.chunks import KeyedChunk
 
 _SPLITS, _OPERATORS, _KEYED, _GATE = "/splits", "/operators", "/keyed", "/gate"
 """Parts of a snapshot; the others are called after their exchange."""

@@ -16,11 +16,12 @@ import msgspec
 import pyarrow as pa
 
 from headgate.operators.exchange import ExchangeKind
-from headgate.operators.operator import Emit, KeyedChunk, KeyedOperator, Operator, RestoredChunk
+from headgate.operators.operator import Emit, KeyedOperator, Operator
 from headgate.protocol.operator_context import OperatorContext
 from headgate.simulation.scripted_reader import Restored, Surroundings
 from headgate.simulation.topic import SCHEMA
 from headgate.source.watermark import MAX_WATERMARK_MS
+from headgate.state.chunks import KeyedChunk, RestoredChunk
 
 
 def dealt_by_key(batch: pa.RecordBatch, parallelism: int) -> pa.Array:

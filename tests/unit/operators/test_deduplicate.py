@@ -12,10 +12,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from headgate.operators import deduplicate, known_keys
+from headgate.operators import deduplicate
 from headgate.operators.deduplicate import Deduplicate
 from headgate.operators.windows.windowed import Key
 from headgate.source.watermark import MAX_WATERMARK_MS
+from headgate.state.sorted_runs import FAN_IN
 from tests.unit.operators.windows.window_world import SCHEMA, TIMESTAMP, Subtasks, batch, many, process
 
 
@@ -101,7 +102,7 @@ def test_late_rows_are_counted_and_keys_with_their_time_are_forgotten(tmp_path: 
     world.process(batch((1, 1, 15), (1, 7, 16), (1.001, 7, 17), (5, 1, 18)))
     assert values(world) == [10, 12, 13, 17] and world.late_rows == 2
     world.watermark(5000)
-    assert [table.num_rows for _, table in world.operators[0]._known.parts()] == [1]  # type: ignore[attr-defined]
+    assert [part.rows for part in world.operators[0]._known.parts] == [1]  # type: ignore[attr-defined]
 
 
 def test_within_the_watermark_a_key_comes_again_when_it_is_forgotten(tmp_path: Path) -> None:
@@ -141,7 +142,7 @@ def test_many_keys_with_spills_restores_and_rescales(tmp_path: Path, memory_byte
     assert sorted(row["k"] for row in world.rows()) == sorted(expected)
     for operator in world.operators:
         operator.close()
-    assert not list(tmp_path.rglob("keys-*"))
+    assert not list(tmp_path.rglob("part-*"))
 
 
 def test_a_checkpoint_stores_what_is_new(tmp_path: Path) -> None:
@@ -183,4 +184,4 @@ def test_runs_of_all_sizes_are_few(tmp_path: Path) -> None:
     for begin in range(0, 200_000, 500):
         process(world, many(range(begin, begin + 500), 1))
     known: SimpleNamespace = world.operators[0]._known  # type: ignore[attr-defined]
-    assert len(known._runs) <= 4 * known_keys.FAN_IN
+    assert len(known.runs) <= 4 * FAN_IN

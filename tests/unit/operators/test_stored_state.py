@@ -15,12 +15,12 @@ from headgate.expressions.expressions import Bound
 from headgate.expressions.key_bytes import key_bytes
 from headgate.operators.deduplicate import Deduplicate
 from headgate.operators.first_rows import FirstRows
-from headgate.operators.operator import KeyedChunk, RestoredChunk
 from headgate.operators.stored_state import key_names, side_names, stored_state
 from headgate.operators.windows.aggregates import Aggregate
 from headgate.operators.windows.assigner import NoWindow, SessionWindow, TimeWindow
 from headgate.protocol.operator_context import OperatorContext
 from headgate.protocol.state_schema import StateColumn, StateSchema
+from headgate.state.chunks import KeyedChunk, RestoredChunk
 from tests.unit.operators.stream_join import join_world
 from tests.unit.operators.transform_with_state.stateful_processors import Scripted
 from tests.unit.operators.transform_with_state.stateful_runs import StatefulRun, definition

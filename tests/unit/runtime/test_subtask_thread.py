@@ -16,7 +16,7 @@ import pytest
 from headgate.checkpoint.channel_bytes import read_split, split_chunks
 from headgate.connectors.datagen import DatagenSource
 from headgate.errors import SinkError
-from headgate.operators.operator import KeyedChunk, KeyedOperator, RestoredChunk
+from headgate.operators.operator import KeyedOperator
 from headgate.protocol import messages as msg
 from headgate.protocol.messages import CheckpointKind
 from headgate.protocol.state import (
@@ -35,6 +35,7 @@ from headgate.runtime.mailbox import Mail
 from headgate.runtime.source_input import MOST_POSITIONS
 from headgate.source import SourceEvent
 from headgate.source.serialization import VersionedSerializer
+from headgate.state.chunks import KeyedChunk, RestoredChunk
 from headgate.testing import EnumeratorHarness, VirtualClock
 from tests.unit.runtime import toy_query
 from tests.unit.runtime.toy_query import (

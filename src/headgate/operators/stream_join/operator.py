@@ -16,8 +16,7 @@ expiry is past when it comes, is not kept. Without a bound rows are kept for eve
     semi    nothing  emitted once, and over      nothing
     anti    nothing  over                        those of the left
 
-How far the watermark was is part of the state, per key group, as it is with windows: a row that was late before a
-restore is late after it, and what was over is over. Bounds and what is late follow Spark 4.3's
+How far the watermark was is part of the state (`headgate.state.watermarks`). Bounds and what is late follow Spark 4.3's
 ``StreamingSymmetricHashJoinExec``; the bounds are those that Spark computes.
 """
 
@@ -26,7 +25,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import pairwise
 from typing import Any, Literal
 
 import msgspec
@@ -35,13 +33,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headgate.operators.key_hash import groups_of_hashes, key_hash
-from headgate.operators.operator import Emit, KeyedChunk, KeyedOperator, RestoredChunk
+from headgate.operators.operator import Emit, KeyedOperator
 from headgate.operators.static_join import matchable
 from headgate.operators.stream_join.condition import PairCondition
-from headgate.operators.stream_join.kept_rows import EXPIRY, HASH, KeptRows, Pairs
-from headgate.operators.windows.assigner import LEAST_US, MOST_US
-from headgate.operators.windows.windowed import event_times, plain_key, read_part, serialized, watermark_us
+from headgate.operators.stream_join.kept_rows import KeptRows, Pairs
+from headgate.operators.windows.assigner import MOST_US
+from headgate.operators.windows.windowed import event_times, plain_key, watermark_us
 from headgate.protocol.operator_context import OperatorContext
+from headgate.state.chunks import KeyedChunk, RestoredChunk, head_in, keyed_chunks, read_part
+from headgate.state.part import PAIRS, Marks, marks_of
+from headgate.state.watermarks import KeyGroupWatermarks, Ranges
 
 StreamJoinKind = Literal["inner", "left", "right", "full", "semi", "anti"]
 _NOTES_MATCHES: dict[StreamJoinKind, tuple[bool, bool]] = {
@@ -95,7 +96,7 @@ class _Head(msgspec.Struct, frozen=True):
         By the name of a part: which of its rows are matched, as packed bits.
     """
 
-    reached: list[tuple[int, int, int]]
+    reached: Ranges
     parts: tuple[list[str], list[str]]
     matched: dict[str, bytes]
 
@@ -152,18 +153,24 @@ class StreamJoin(KeyedOperator):
         self._true_of = None if self._condition is None else self._condition.opened(context)
         self._new_name = partial(next, context.chunk_names())
         self._late_rows = 0
-        self._watermark_us = LEAST_US
-        self._reached_us = np.full(context.max_parallelism, LEAST_US, np.int64)
+        self._watermarks = KeyGroupWatermarks(context.key_groups, context.max_parallelism)
         self._kept = tuple(
             KeptRows(
+                side.schema,
                 side.keys,
+                context,
+                number,
                 name=self._new_name,
-                forgets_matched=number == 0 and self._join in ("semi", "anti"),
-                memory_bytes=-(-context.memory_bytes // 2),
-                spill_folder=f"{context.spill_folder}/{number}",
+                marks=self._marks(number),
             )
             for number, side in enumerate(self._sides)
         )
+
+    def _marks(self, number: int) -> Marks:
+        """Return what it means for rows of a side to be matched."""
+        if not _NOTES_MATCHES[self._join][number]:
+            return None
+        return "over" if self._join in ("semi", "anti") else "noted"
 
     @property
     def late_rows(self) -> int:
@@ -178,12 +185,14 @@ class StreamJoin(KeyedOperator):
     @property
     def state_bytes(self) -> tuple[int, int]:
         """How many bytes of state are in memory, and how many in local files."""
-        return sum(each.memory_bytes for each in self._kept), sum(each.spilled_bytes for each in self._kept)
+        left, right = (each.runs.bytes_held for each in self._kept)
+        return left[0] + right[0], left[1] + right[1]
 
     @property
     def rows_kept(self) -> tuple[int, int]:
         """How many rows of each side are held, some of which may be over."""
-        return self._kept[0].num_rows, self._kept[1].num_rows
+        left, right = (sum(part.table.num_rows for part in each.runs.parts) for each in self._kept)
+        return left, right
 
     # Rows that come.
 
@@ -209,7 +218,7 @@ class StreamJoin(KeyedOperator):
             return
         can_match = matchable(keys, [False] * len(keys))
         matched = np.zeros(batch.num_rows, np.bool_)
-        for pairs in self._kept[1 - number].find(keys, hashes, np.flatnonzero(can_match), reached):
+        for pairs in self._kept[1 - number].find(keys, hashes, can_match, reached):
             self._matched(number, batch, pairs, matched, split_id, emit)
         if number == 0 and self._join == "semi":
             emit(batch.filter(pa.array(matched)), split_id)
@@ -231,9 +240,9 @@ class StreamJoin(KeyedOperator):
             return
         matched[ours] = True
         if _NOTES_MATCHES[self._join][1 - number]:
-            new = pairs.run.match(places)
+            new = pairs.part.mark(places)
             if self._join == "semi" and len(new):
-                emit(pairs.run.take(new), split_id)
+                emit(self._kept[1 - number].rows_at(pairs.part, new), split_id)
         if self._join not in ("semi", "anti"):
             emit(joined, split_id)
 
@@ -257,18 +266,14 @@ class StreamJoin(KeyedOperator):
             alone = ~kept & ~matched
             if alone.any():
                 emit(self._unmatched(number, batch.filter(pa.array(alone))), split_id)
-        if not _NOTES_MATCHES[self._join][number]:
-            matched = np.zeros(batch.num_rows, np.bool_)
         if kept.any():
             self._kept[number].add(batch.filter(pa.array(kept)), hashes[kept], expiry[kept], matched[kept])
-        self._kept[0].shrink()
+        self._kept[0].runs.shrink()
 
     def _reached(self, hashes: Any) -> Any:
         """Return up to where the watermark was for each row, in microseconds."""
-        if self._watermark_us >= self._reached_us.max():
-            return np.full(len(hashes), self._watermark_us)
-        groups = groups_of_hashes(hashes, self._context.max_parallelism)
-        return np.maximum(self._reached_us[groups], self._watermark_us)
+        reached = self._watermarks.of(lambda: groups_of_hashes(hashes, self._context.max_parallelism))
+        return np.full(len(hashes), reached) if isinstance(reached, int) else reached
 
     def _unmatched(self, number: int, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return rows of a side as they are emitted without a match."""
@@ -283,18 +288,18 @@ class StreamJoin(KeyedOperator):
     def process_watermark(self, timestamp_ms: int, emit: Emit) -> None:
         """Forget the rows that are over by the watermark, and emit those that are unmatched."""
         watermark = watermark_us(timestamp_ms)
-        if watermark <= self._watermark_us:
+        if not self._watermarks.advance(watermark):
             return
-        self._watermark_us = watermark
         for number, kept in enumerate(self._kept):
-            for run, places in kept.expire(watermark):
-                if _EMITS_UNMATCHED[self._join][number]:
-                    emit(self._unmatched(number, run.take(places)), "")
+            for part, places in kept.runs.due(watermark) if _EMITS_UNMATCHED[self._join][number] else ():
+                for begin in range(0, len(places), PAIRS):
+                    emit(self._unmatched(number, kept.rows_at(part, places[begin : begin + PAIRS])), "")
+            kept.runs.expire(watermark)
 
     def close(self) -> None:
         """Delete the local files, and release what the condition holds."""
         for each in getattr(self, "_kept", ()):
-            each.close()
+            each.runs.close()
         condition = getattr(self, "_true_of", None)
         if condition is not None:
             condition.close()
@@ -303,27 +308,12 @@ class StreamJoin(KeyedOperator):
 
     def snapshot_keyed(self, checkpoint_id: int) -> Sequence[KeyedChunk]:
         """Return the state: up to where the watermark was, what is matched, and the rows that are kept."""
-        own = self._context.key_groups
-        reached = np.maximum(self._reached_us[own.first : own.last + 1], self._watermark_us)
-        (changes,) = np.nonzero(reached[1:] != reached[:-1])
-        bounds = [0, *(int(each) + 1 for each in changes), len(reached)]
-        left, right = (each.parts() for each in self._kept)
-        head = _Head(
-            reached=[(own.first + begin, own.first + end - 1, int(reached[begin])) for begin, end in pairwise(bounds)],
-            parts=([part.name for part in left], [part.name for part in right]),
-            matched={part.name: part.matched for part in [*left, *right] if part.matched},
-        )
-        stored = pa.table({"head": pa.array([msgspec.msgpack.encode(head)], pa.binary())})
-        tables = [(self._new_name(), lambda: stored), *((part.name, part.table) for part in [*left, *right])]
-        return [
-            KeyedChunk(
-                chunk_id=name,
-                first_key_group=own.first,
-                last_key_group=own.last,
-                serialize=lambda table=table: serialized(table()),  # type: ignore[misc]
-            )
-            for name, table in tables
-        ]
+        parts = [each.runs.parts for each in self._kept]
+        left, right = ([part.name for part in each] for each in parts)
+        matched = {part.name: part.marks for each in parts for part in each if part.marks}
+        head = _Head(reached=self._watermarks.ranges(), parts=(left, right), matched=matched)
+        stored = [part for each in self._kept for part in each.stored()]
+        return keyed_chunks(self._context.key_groups, (self._new_name(), head), stored)
 
     def restore_keyed(self, chunks: Sequence[RestoredChunk]) -> None:
         """Take on the state of a checkpoint."""
@@ -332,19 +322,19 @@ class StreamJoin(KeyedOperator):
 
     def restore_in_steps(self, chunks: Sequence[RestoredChunk]) -> Iterator[None]:
         """Do so, a chunk at a time."""
-        left, own = deque(chunks), self._context.key_groups
+        left = deque(chunks)
         parts: list[tuple[int, RestoredChunk, bytes]] = []
         while left:
-            head = heads.decode(read_part(left.popleft()).column("head")[0].as_py())
-            for first, last, reached in head.reached:
-                self._reached_us[first : last + 1] = reached
+            says = head_in(read_part(left.popleft()))
+            assert says is not None
+            head = heads.decode(says)
+            self._watermarks.take_on(head.reached)
             for number, names in enumerate(head.parts):
-                # A part may be missing, which has no key group of this subtask. Restored for another query, chunks
-                # have a name before their own.
+                # A part may be missing, which has no key group of this subtask.
                 for name in names:
-                    if left and (left[0].chunk_id == name or left[0].chunk_id.endswith(f".{name}")):
+                    if left and left[0].is_named(name):
                         parts.append((number, left.popleft(), head.matched.get(name, b"")))
-        self._watermark_us = int(self._reached_us[own.first : own.last + 1].min())
+        self._watermarks.settle()
         for number, chunk, matched in parts:
             self._adopt(number, chunk, matched)
             yield
@@ -352,14 +342,11 @@ class StreamJoin(KeyedOperator):
     def _adopt(self, number: int, chunk: RestoredChunk, bits: bytes) -> None:
         """Keep the rows of a part that are this subtask's and not over; what is over in all groups may stay."""
         own, table = self._context.key_groups, read_part(chunk)
-        matched = np.zeros(table.num_rows, np.bool_)
-        if bits:
-            matched = np.unpackbits(np.frombuffer(bits, np.uint8), count=table.num_rows).view(np.bool_)
-        hashes, expiry = table.column(HASH).to_numpy(), table.column(EXPIRY).to_numpy()
+        matched = marks_of(bits, table.num_rows)
+        hashes, expiry = (table.column(place).to_numpy() for place in (0, 1))
         groups = groups_of_hashes(hashes, self._context.max_parallelism)
-        alive = (groups >= own.first) & (groups <= own.last) & (expiry > self._reached_us[groups])
+        alive = (groups >= own.first) & (groups <= own.last) & (expiry > self._watermarks.at(groups))
         name = chunk.chunk_id
-        if not chunk.whole or (~alive & (expiry > self._watermark_us)).any():
+        if not chunk.whole or (~alive & (expiry > self._watermarks.now_us)).any():
             table, matched, name = table.filter(pa.array(alive)), matched[alive], self._new_name()
-        if table.num_rows:
-            self._kept[number].adopt(name, table, matched, self._watermark_us)
+        self._kept[number].adopt(name, table, matched, self._watermarks.now_us)

@@ -19,13 +19,13 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from headgate.operators.operator import RestoredChunk
 from headgate.operators.transform_with_state.keyed_store import StateVariable
 from headgate.operators.transform_with_state.row_codec import RowCodec
 from headgate.operators.transform_with_state.state_rows import TIMERS, Row, compact, read_chunk, rows_of
 from headgate.operators.transform_with_state.stored_states import StoredStates
 from headgate.protocol.key_groups import KeyGroupRange
 from headgate.protocol.operator_context import OperatorContext
+from headgate.state.chunks import RestoredChunk
 
 _TIME = pa.timestamp("ms", "UTC")
 

@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 
 from headgate.errors import OptionError, UserFunctionError
 from headgate.operators.key_hash import key_groups
-from headgate.operators.operator import Emit, KeyedChunk, KeyedOperator, RestoredChunk
+from headgate.operators.operator import Emit, KeyedOperator
 from headgate.operators.transform_with_state.key_codes import KeyCodes
 from headgate.operators.transform_with_state.keyed_store import KEYS_AT_ONCE, KeyedStore
 from headgate.operators.transform_with_state.restored_rows import RestoredRows
@@ -45,6 +45,7 @@ from headgate.pickling import dumps
 from headgate.protocol.operator_context import OperatorContext
 from headgate.source.event_time import UNITS_PER_SECOND
 from headgate.source.watermark import MIN_WATERMARK_MS, saturated_ms
+from headgate.state.chunks import KeyedChunk, RestoredChunk
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor

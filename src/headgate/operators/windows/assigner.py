@@ -150,6 +150,8 @@ class Buckets:
     def __init__(self, window: TimeWindow | NoWindow, *, apart: bool = False) -> None:
         self._window = window
         self.slide_us, self.per_window, self.per_row = 0, 1, 1
+        self.reach_us = 0
+        """How long after a window's first bucket its last one begins."""
         if isinstance(window, NoWindow):
             self.size_us = MOST_US if window.time is None else 0
             return
@@ -160,6 +162,7 @@ class Buckets:
         """Of how many buckets a window is made."""
         self.per_row = 1 if shared else whole + (rest > 0)
         """In how many buckets a row is at most."""
+        self.reach_us = (self.per_window - 1) * self.slide_us
 
     def of(self, times: Micros) -> Micros:
         """Return the last bucket of each event time; without a window, of 0 for each row, or of its key."""
@@ -187,12 +190,31 @@ class Buckets:
         order = np.argsort(np.concatenate(rows), kind="stable")
         return np.concatenate(rows)[order], np.concatenate(buckets)[order]
 
-    def ended(self, buckets: Micros, horizon: int) -> list[int]:
-        """Return the starts, in order, of windows with rows in these buckets that end by the horizon."""
-        slide = self.slide_us
-        starts = {int(each) - number * slide for each in buckets for number in range(self.per_window)}
-        return sorted(start for start in starts if start + self.size_us <= horizon)
+    def ended(self, buckets: Micros, before: int, horizon: int) -> Micros:
+        """Return the starts, in order, of windows with rows in these buckets that end after one horizon, by the other.
 
-    def parts(self, start: int) -> list[int]:
-        """Return the buckets that a window is made of."""
-        return [start + number * self.slide_us for number in range(self.per_window)]
+        Parameters
+        ----------
+        buckets
+            In order.
+        before, horizon
+            In microseconds.
+        """
+        if not len(buckets):
+            return buckets
+        # Windows are counted from the first that could have a row: what of an earlier bucket was counted is not again.
+        numbers = (buckets - buckets[0]) // self.slide_us
+        first = numbers - (self.per_window - 1)
+        first[1:] = np.maximum(first[1:], numbers[:-1] + 1)
+        base = int(buckets[0]) + self.size_us  # the end of window 0
+        first = np.maximum(first, _ended_windows(base, self.slide_us, before) + 1)
+        last = np.minimum(numbers, _ended_windows(base, self.slide_us, horizon))
+        many = np.maximum(0, last - first + 1)
+        windows = np.arange(int(many.sum())) - np.repeat(np.cumsum(many) - many - first, many)
+        found: Micros = windows * self.slide_us + buckets[0]
+        return found
+
+
+def _ended_windows(base_us: int, slide_us: int, horizon_us: int) -> int:
+    """Return the number of the last window that ends by a horizon, if window 0 ends at ``base_us``."""
+    return max(-(1 << 62), min(1 << 62, (horizon_us - base_us) // slide_us))

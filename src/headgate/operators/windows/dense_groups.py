@@ -24,6 +24,8 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
+from headgate.state.arrays import one_array
+
 Reduction = Literal["sum", "min", "max"]
 _BLOCK_ROWS = 1 << 13
 """What is computed of so many rows stays in the cache, and in memory that is kept."""
@@ -78,13 +80,6 @@ def dense_groups(
             np.floor_divide(groups, key.size, out=groups)
             found.append(key.values(numbers))
     return found[::-1], results
-
-
-def one_array(column: Any) -> Any:
-    """Return a column in one piece, which is copied only if it is in several."""
-    if not isinstance(column, pa.ChunkedArray):
-        return column
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 def _array(size: int, dtype: Any) -> Any:

@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headgate.operators.windows.dense_groups import Reduction, dense_groups, one_array
+from headgate.operators.windows.dense_groups import Reduction, dense_groups
+from headgate.state.arrays import one_array
 
 _ROW = "\0row"
 

@@ -2,8 +2,8 @@
 
 Never: hold an object per key, or let a window fire twice.
 
-Rows become partial results, a batch at a time, and are merged with others as in
-`headgate.operators.windows.sorted_runs`. A window fires when the watermark is at its end or beyond: its groups are
+Rows become partial results, a batch at a time, and are merged with others as in `headgate.state.sorted_runs`, by the
+buckets that windows are made of, and keys. A window fires when the watermark is at its end or beyond: its groups are
 emitted once, in ``append`` mode, and its rows forgotten. In ``update`` mode groups that changed are emitted before
 every barrier, and those that changed since when their window fires; to a sink that publishes at once they go every few
 milliseconds beside that, the more of them there are the less often. In ``complete`` mode all groups are emitted before
@@ -29,27 +29,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headgate.operators.key_hash import key_groups
-from headgate.operators.operator import Emit, KeyedChunk, RestoredChunk
+from headgate.operators.operator import Emit
 from headgate.operators.windows.aggregates import ORDERED, merge
 from headgate.operators.windows.assigner import LEAST_US, MOST_US, Buckets, NoWindow, TimeWindow
 from headgate.operators.windows.partial import PartialAggregate, PartialExchange, Partials
-from headgate.operators.windows.sorted_runs import BUCKET, Part, SortedRuns
-from headgate.operators.windows.windowed import (
-    Aggregated,
-    Head,
-    Key,
-    WindowedAggregate,
-    event_times,
-    watermark_us,
-)
+from headgate.operators.windows.windowed import Aggregated, Head, Key, WindowedAggregate, event_times, watermark_us
 from headgate.protocol.operator_context import OperatorContext
+from headgate.state.chunks import RestoredChunk
+from headgate.state.part import Layout
+from headgate.state.sorted_runs import stretches
 
+BUCKET = "bucket"
+_FEW_WANTED = 8
+"""A group of so many is looked for by its key; if more of them are wanted, all are merged."""
 MANY_CHANGED = 16
 """Tables of changed groups, beyond which they are made one."""
 _PAUSE_MS, _PAUSE_MS_OF_A_ROW = 5, 0.02
 """How long no changes are emitted after some were: at least, and for each row that was merged for them."""
-FIRE_ROWS = 1 << 18
-"""Windows of so many rows in all fire together."""
 
 
 class WindowAggregate(WindowedAggregate):
@@ -104,23 +100,18 @@ class WindowAggregate(WindowedAggregate):
         self._changed: list[Any] = []
         self._emit_again_ms = 0
         self._first_waiting = MOST_US
-        self._runs = SortedRuns(
-            keys=self._state_keys,
-            partials=self._state_partials,
-            name=self._new_name,
-            max_parallelism=context.max_parallelism,
-            memory_bytes=context.memory_bytes,
-            spill_folder=context.spill_folder,
-        )
-
-    @property
-    def state_bytes(self) -> tuple[int, int]:
-        """How many bytes of state are in memory, and how many in local files."""
-        return self._runs.memory_bytes, self._runs.spilled_bytes
 
     @property
     def _stored_columns(self) -> list[str]:
         return [BUCKET, *self._state_keys, *self._state_partials]
+
+    @property
+    def _layout(self) -> Layout:
+        return Layout(tuple(self._stored_columns), BUCKET, self._hashes, by_time=True, combined=self._merged)
+
+    def _merged(self, rows: Any) -> Any:
+        """Return partial results with one row for each group of a bucket."""
+        return merge(rows, [BUCKET, *self._state_keys], self._state_partials)
 
     def process(self, batch: pa.RecordBatch, split_id: str, emit: Emit) -> None:
         """Take rows of one split, or partial results of such."""
@@ -177,26 +168,25 @@ class WindowAggregate(WindowedAggregate):
         """Merge what waits, and add it to the state."""
         if not self._waiting:
             return
-        made = merge(self._take_waiting(), [BUCKET, *self._state_keys], self._state_partials)
+        made = self._merged(self._take_waiting())
         self._first_waiting = MOST_US
         if self.output_mode == "update":
             self._changed.append(made.select([BUCKET, *self._state_keys]))
             if len(self._changed) > MANY_CHANGED:
                 self._changed = [_distinct(self._changed)]
-        self._runs.append(made)
+        self._runs.add(made)
 
     def process_watermark(self, timestamp_ms: int, emit: Emit) -> None:
         """Emit the windows that end by the watermark."""
-        watermark = watermark_us(timestamp_ms)
+        watermark, before = watermark_us(timestamp_ms), self._watermarks.now_us
         if self._passes_over(watermark):
             return
-        before, self._watermark_us = self._watermark_us, watermark
-        first = self._runs.first_bucket
+        first = self._runs.first_us
         if self._waiting:  # which goes on waiting for more while none of it is due
             first = self._first_waiting if first is None else min(first, self._first_waiting)
         if first is None and watermark == MOST_US:
             self._emit_row_of_nothing(emit)
-        if first is None or first - (self._buckets.per_window - 1) * self._buckets.slide_us > self._last_ended:
+        if first is None or first - self._buckets.reach_us > self._last_ended:
             return
         self._flush()
         if self.output_mode == "update":
@@ -205,12 +195,12 @@ class WindowAggregate(WindowedAggregate):
             self._fire_buckets(self._last_ended, emit)
         else:
             self._fire_windows(before, emit)
-        self._runs.drop(self._last_ended)
+        self._runs.expire(self._last_ended)
 
     @property
     def _last_ended(self) -> int:
         """The last bucket whose windows have all ended."""
-        return max(LEAST_US, self._watermark_us - self._buckets.size_us)
+        return max(LEAST_US, self._watermarks.now_us - self._buckets.size_us)
 
     def due_ms(self) -> int | None:
         """Return when groups that changed are emitted next, if they are wanted soon and there are any."""
@@ -235,48 +225,44 @@ class WindowAggregate(WindowedAggregate):
             self._emit_changed(MOST_US, emit)
         elif self.output_mode == "complete" and not self._has_ended:
             self._fire_buckets(MOST_US, emit)
-            if self._runs.first_bucket is None:
+            if self._runs.first_us is None:
                 self._emit_row_of_nothing(emit)
-
-    def close(self) -> None:
-        """Delete the local files."""
-        super().close()
-        self._runs.close()
 
     # Firing.
 
     def _fire_buckets(self, last: int, emit: Emit) -> None:
-        keys = [BUCKET, *self._state_keys]
-        for buckets in self._together(self._runs.buckets(last)):
-            for table in self._runs.merged(buckets, keys):
-                self._emit_buckets(table, emit)
-
-    def _together(self, buckets: Any) -> Iterator[list[int]]:
-        """Yield buckets that fire together: few rows, or one bucket."""
-        held: list[int] = []
-        rows = 0
-        for bucket in map(int, buckets):
-            more = self._runs.rows_of(bucket)
-            if held and (rows + more > FIRE_ROWS or self._runs.is_spilled([bucket])):
-                yield held
-                held, rows = [], 0
-            held.append(bucket)
-            rows = FIRE_ROWS if self._runs.is_spilled([bucket]) else rows + more
-        if held:
-            yield held
+        buckets, _ = self._runs.rows_by_time()
+        for table in self._runs.merged(buckets[buckets <= last]):
+            self._emit_buckets(table, emit)
 
     def _fire_windows(self, before_us: int, emit: Emit) -> None:
-        # A window that ended by the watermark before has fired; buckets of it may still be there for others.
-        known = self._runs.buckets(MOST_US)
-        for start in self._buckets.ended(known, self._watermark_us):
-            end = start + self._buckets.size_us
-            if end <= before_us:
-                continue
-            for table in self._runs.merged(self._buckets.parts(start), self._state_keys):
-                if end <= self._most_fired_us:
-                    groups = self._groups_of(table)
-                    table = table.filter(pa.array(self._fired[groups] < end))
-                self._emit(table, np.full(table.num_rows, start), np.full(table.num_rows, end), emit)
+        """Emit the windows that ended since the watermark before, of several buckets each; others may need these still.
+
+        Neighbours fire together: each of their rows is taken as often as it is in one of them.
+        """
+        buckets, rows = self._runs.rows_by_time()
+        starts, reach = self._buckets.ended(buckets, before_us, self._watermarks.now_us), self._buckets.reach_us
+        until = np.concatenate([[0], np.cumsum(rows)])
+        rows = until[np.searchsorted(buckets, starts + reach, "right")] - until[np.searchsorted(buckets, starts)]
+        for begin, end in stretches(rows, self._runs.range_rows):
+            some = starts[begin:end]
+            for table in self._runs.of_times(buckets[(buckets >= some[0]) & (buckets <= some[-1] + reach)]):
+                numbers = np.zeros(table.num_rows, np.int64)
+                if len(some) > 1:
+                    in_buckets = table.column(BUCKET).to_numpy()
+                    first = np.searchsorted(some, in_buckets - reach)
+                    many = np.searchsorted(some, in_buckets, "right") - first
+                    numbers = np.arange(int(many.sum())) - np.repeat(np.cumsum(many) - many - first, many)
+                    table = table.take(pa.array(np.repeat(np.arange(len(in_buckets)), many)))
+                fired = self._merged(table.set_column(0, BUCKET, pa.array(some[numbers])))
+                self._emit_buckets(self._not_fired_before(fired), emit)
+
+    def _not_fired_before(self, table: Any) -> Any:
+        """Return groups of windows without those that fired before a restore, with their key group."""
+        ends = table.column(BUCKET).to_numpy() + self._buckets.size_us
+        if (ends > self._watermarks.most_restored_us).all():
+            return table
+        return table.filter(pa.array(ends > self._watermarks.restored(self._groups_of(table))))
 
     def emit_state(self, emit: Emit) -> None:
         """Emit what is in the buckets."""
@@ -294,15 +280,22 @@ class WindowAggregate(WindowedAggregate):
         changed = changed.filter(due)
         if not changed.num_rows:
             return 0
-        if isinstance(self._window, NoWindow) and (found := self._runs.merged_with_keys(changed)) is not None:
-            self._emit_buckets(_only(found, changed, keys), emit)
-            return int(found.num_rows)
         merged = 0
-        for buckets in self._together(np.unique(changed.column(BUCKET).to_numpy())):
-            for table in self._runs.merged(buckets, keys):
-                merged += table.num_rows
-                self._emit_buckets(_only(table, changed, keys), emit)
+        for table in self._with_keys_of(changed):
+            merged += table.num_rows
+            self._emit_buckets(_only(table, changed, keys), emit)
         return merged
+
+    def _with_keys_of(self, changed: Any) -> Iterator[Any]:
+        """Yield groups, merged, among which are those that changed: of few, those whose keys have their hashes."""
+        few = isinstance(self._window, NoWindow) and self._runs.rows >= _FEW_WANTED * changed.num_rows
+        if not few or self._runs.bytes_held[1]:  # of rows in files no hash is in memory
+            yield from self._runs.merged(np.unique(changed.column(BUCKET).to_numpy()))
+            return
+        hashes = np.unique(self._hashes(changed))
+        wanted = np.ones(len(hashes), np.bool_)
+        found = [part.take(np.sort(places)) for part, _, places in self._runs.find(hashes, wanted)]
+        yield self._merged(pa.concat_tables(found))
 
     def _emit_buckets(self, table: Any, emit: Emit) -> None:
         """Emit groups of buckets that are windows, in their order."""
@@ -325,40 +318,22 @@ class WindowAggregate(WindowedAggregate):
 
     # State.
 
-    def snapshot_keyed(self, checkpoint_id: int) -> Sequence[KeyedChunk]:
-        """Return the state: what has been fired up to when, and the parts of the runs."""
-        self._flush()
-        return self._chunks([run.live_parts() for run in self._runs.runs], {})
+    def _adopt(self, chunk: RestoredChunk, head: Head, dead: bytes | None, follows: bool) -> bool:
+        """Take on a part, with the rows that are this subtask's and have not been fired.
 
-    def restore_keyed(self, chunks: Sequence[RestoredChunk]) -> None:
-        """Take on the state of a checkpoint."""
-        for head, parts in self._heads(chunks):
-            low, high = min(fired for _, _, fired in head.fired), max(fired for _, _, fired in head.fired)
-            for names in head.runs:
-                restored = (self._restored(parts[name], head, low, high) for name in names if name in parts)
-                run = self._runs.adopt(part for part in restored if part is not None)
-                if run is not None:
-                    run.drop(max(LEAST_US, low - self._buckets.size_us))
-
-    def _restored(self, chunk: RestoredChunk, head: Head, low: int, high: int) -> Part | None:
-        """Return a part with the rows that are this subtask's and have not been fired; None: there are none.
-
-        By ``low`` all key groups of its former subtask had fired, by ``high`` none further. What fired by ``low`` may
-        stay: it is dropped by its bucket.
+        What all key groups of its former subtask had fired may stay: it is over by its bucket.
         """
         own = self._context.key_groups
+        low, high = min(fired for _, _, fired in head.fired), max(fired for _, _, fired in head.fired)
         table, as_stored = self._part_of(chunk, head)
         ends = table.column(BUCKET).to_numpy() + self._buckets.size_us
-        keeps_name = chunk.whole and as_stored
-        if keeps_name and not ((ends > low) & (ends <= high)).any():
-            return Part(chunk.chunk_id, table)
-        groups = self._groups_of(table)
-        kept = table.filter(pa.array((groups >= own.first) & (groups <= own.last) & (ends > self._fired[groups])))
-        if kept.num_rows == 0:
-            return None
-        if keeps_name and kept.num_rows == table.num_rows:
-            return Part(chunk.chunk_id, table)
-        return Part(self._new_name(), kept)
+        name, keeps_name = chunk.chunk_id, chunk.whole and as_stored
+        if not keeps_name or ((ends > low) & (ends <= high)).any():
+            groups = self._groups_of(table)
+            kept = (groups >= own.first) & (groups <= own.last) & (ends > self._watermarks.restored(groups))
+            if not (keeps_name and kept.all()):
+                name, table = self._new_name(), table.filter(pa.array(kept))
+        return self._runs.adopt(name, table, over_us=max(LEAST_US, low - self._buckets.size_us), follows=follows)
 
 
 def _distinct(tables: Sequence[Any]) -> Any:

@@ -35,11 +35,11 @@ from headgate.operators.exchange import Exchange
 from headgate.operators.operator import Emit, Operator
 from headgate.operators.windows.aggregates import Partial, merge, ones
 from headgate.operators.windows.assigner import MOST_US, Micros, NoWindow, TimeWindow
-from headgate.operators.windows.dense_groups import one_array
 from headgate.operators.windows.repetition import Repetition
 from headgate.operators.windows.windowed import Aggregated, Key, event_times, plain_key
 from headgate.protocol.operator_context import OperatorContext
 from headgate.protocol.state_schema import StateSchema
+from headgate.state.arrays import one_array
 
 _OURS = "\0"
 """How the names of columns begin that are no row's."""

@@ -16,14 +16,14 @@ import numpy as np
 import pyarrow as pa
 
 from headgate.expressions.expressions import Constant
-from headgate.operators.operator import RestoredChunk
 from headgate.operators.windows.aggregates import Accumulator, Aggregate, Partial, accumulator_of
 from headgate.operators.windows.assigner import NoWindow, SessionWindow, TimeWindow
 from headgate.operators.windows.operator import WindowAggregate
 from headgate.operators.windows.sessions import SessionAggregate
-from headgate.operators.windows.windowed import Aggregated, Key, WindowedAggregate, read_part
+from headgate.operators.windows.windowed import Aggregated, Key, WindowedAggregate
 from headgate.protocol.operator_context import OperatorContext
 from headgate.protocol.state_schema import StateColumn, StateSchema
+from headgate.state.chunks import RestoredChunk, head_in, read_part
 
 _TIME = "\0time"
 _SLIDING = re.compile(r"window\(.*, (\S+) s, (\S+) s, (\S+) s\)", re.DOTALL)
@@ -64,7 +64,7 @@ def stored_windows(
 
 def _types_of(part: Any, keys: int) -> tuple[dict[str, pa.DataType], list[pa.DataType]] | None:
     """Return the types of all columns, and those of the keys; of what is no part, None."""
-    if part.column_names == ["head"]:
+    if head_in(part) is not None:
         return None
     types = {field.name: field.type for field in part.schema}
     return types, [types[f"key {number}"] for number in range(keys)]

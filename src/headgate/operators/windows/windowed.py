@@ -4,10 +4,8 @@ Never: hold an object per key, or take a row that was late before a restore for 
 
 A row is late when all windows that it belongs to have ended: it is counted, given to `on_late`, and dropped.
 
-How far a key has fired is part of the keyed state: a watermark per key group. After a rescale a subtask may
-have groups of several, which stood at different watermarks when the barrier came. A row is late if its window ended by
-the watermark or by what its key group has fired, the greater counts; so a row that was late before a restore is late
-after it, and one that was in time is in time. Nothing fires twice, since what fired is no longer in the state.
+How far a key has fired is part of the keyed state (`headgate.state.watermarks`), as are the partial results of groups
+(`headgate.state.sorted_runs`). Nothing fires twice, since what fired is no longer in the state.
 
 A checkpoint has, of each subtask, a *head* first and then the parts that it names, each of which is stored once.
 
@@ -16,12 +14,10 @@ Follows Spark 4.3's ``groupBy(window)``; docs/architecture.md, "Stages and excha
 
 from __future__ import annotations
 
-import io
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import pairwise
 from typing import Any, Literal
 
 import msgspec
@@ -29,24 +25,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headgate.errors import CorruptStateError, UnsupportedVersionError
 from headgate.expressions.key_bytes import key_bytes, key_value
-from headgate.operators.key_hash import key_groups
-from headgate.operators.mapped_files import give_back, give_back_freed
-from headgate.operators.operator import Emit, KeyedChunk, KeyedOperator, RestoredChunk
+from headgate.operators.key_hash import groups_of_hashes, key_groups, key_hash
+from headgate.operators.operator import Emit, KeyedOperator
 from headgate.operators.windows.aggregates import Accumulator
 from headgate.operators.windows.assigner import LEAST_US, MOST_US
-from headgate.operators.windows.dense_groups import one_array
-from headgate.operators.windows.sorted_runs import Part
 from headgate.protocol.operator_context import OperatorContext
 from headgate.protocol.state_schema import StateColumn, places_of
+from headgate.state.arrays import one_array
+from headgate.state.chunks import KeyedChunk, RestoredChunk, head_in, keyed_chunks, read_part
+from headgate.state.part import Layout
+from headgate.state.sorted_runs import SortedRuns
+from headgate.state.watermarks import KeyGroupWatermarks, Ranges
 
 OutputMode = Literal["append", "update", "complete"]
-STATE_VERSION = 1
 FLUSH_ROWS = 1 << 16
 """So many rows wait before they are merged, or a quarter of `state.memory`: small batches are merged together."""
-_WRITTEN_BYTES = 1 << 20
-"""What is compressed at a time."""
 EMIT_ROWS = 1 << 16
 """A batch that is emitted has so many rows at most."""
 
@@ -102,7 +96,7 @@ class Head(msgspec.Struct, frozen=True):
         What the columns of the parts are; None: a version wrote it of which the query had the same ones.
     """
 
-    fired: list[tuple[int, int, int]]
+    fired: Ranges
     runs: list[list[str]]
     dead: dict[str, bytes] = {}
     aggregates: tuple[StateColumn, ...] | None = None
@@ -185,10 +179,11 @@ class WindowedAggregate(KeyedOperator):
         self._waiting: list[Any] = []
         self._waiting_rows = self._waiting_bytes = 0
         self._late_rows = 0
-        self._watermark_us = LEAST_US
-        self._fired = np.full(context.max_parallelism, LEAST_US, np.int64)
-        self._most_fired_us = LEAST_US
+        self._watermarks = KeyGroupWatermarks(context.key_groups, context.max_parallelism)
         self._has_ended = False
+        self._runs = SortedRuns(
+            self._layout, name=self._new_name, memory_bytes=context.memory_bytes, spill_folder=context.spill_folder
+        )
 
     def end_input(self, emit: Emit) -> None:
         """In complete mode, if others expect no rows after the end, emit all groups now and not again."""
@@ -197,9 +192,10 @@ class WindowedAggregate(KeyedOperator):
             self._has_ended = True
 
     def close(self) -> None:
-        """Release what the aggregates hold."""
+        """Delete the local files, and release what the aggregates hold."""
         for each in self._aggregates:
             each.accumulator.close()
+        self._runs.close()
 
     @property
     def late_rows(self) -> int:
@@ -214,15 +210,15 @@ class WindowedAggregate(KeyedOperator):
         return None if never else pa.schema(shown)
 
     @property
-    @abstractmethod
     def state_bytes(self) -> tuple[int, int]:
         """How many bytes of state are in memory, and how many in local files."""
+        return self._runs.bytes_held
 
     def _passes_over(self, watermark_us: int) -> bool:
-        """Return whether a watermark ends nothing here."""
-        if watermark_us <= self._watermark_us or self.output_mode == "complete":
+        """Return whether a watermark ends nothing here; else it is the one of now."""
+        if self.output_mode == "complete" or (not self.has_event_time and watermark_us < MOST_US):
             return True
-        return not self.has_event_time and watermark_us < MOST_US
+        return not self._watermarks.advance(watermark_us)
 
     # Rows that come.
 
@@ -236,10 +232,8 @@ class WindowedAggregate(KeyedOperator):
 
     def _horizon(self, batch: pa.RecordBatch) -> Any:
         """Return up to when windows have ended, in microseconds: for all rows, or for each."""
-        if self._watermark_us >= self._most_fired_us:
-            return self._watermark_us
-        groups = key_groups([batch.column(key.column) for key in self._keys], self._context.max_parallelism)
-        return np.maximum(self._fired[groups.to_numpy()], self._watermark_us)
+        keys = [batch.column(key.column) for key in self._keys]
+        return self._watermarks.of(lambda: key_groups(keys, self._context.max_parallelism).to_numpy())
 
     def _drop_late(self, late: pa.RecordBatch) -> None:
         self._late_rows += late.num_rows
@@ -296,29 +290,52 @@ class WindowedAggregate(KeyedOperator):
 
     # State.
 
-    def _chunks(self, runs: Sequence[Sequence[Part]], dead: dict[str, bytes]) -> Sequence[KeyedChunk]:
-        """Return the chunks of a checkpoint: the head, and the parts of runs."""
-        own = self._context.key_groups
-        fired = np.maximum(self._fired[own.first : own.last + 1], self._watermark_us)
-        (changes,) = np.nonzero(fired[1:] != fired[:-1])
-        bounds = [0, *(int(each) + 1 for each in changes), len(fired)]
+    @property
+    @abstractmethod
+    def _layout(self) -> Layout:
+        """What the rows of the state are."""
+
+    def snapshot_keyed(self, checkpoint_id: int) -> Sequence[KeyedChunk]:
+        """Return the state: what has been fired up to when, which rows do not count, and the parts of the runs."""
+        self._flush()
+        parts = self._runs.parts
         head = Head(
-            fired=[(own.first + begin, own.first + end - 1, int(fired[begin])) for begin, end in pairwise(bounds)],
-            runs=[[part.chunk_id for part in each] for each in runs],
-            dead=dead,
+            fired=self._watermarks.ranges(),
+            runs=[[part.name for part in run] for run in self._runs.runs],
+            dead={part.name: part.marks for part in parts if part.marks},
             aggregates=None if self.state_schema is None else self.state_schema.aggregates,
         )
-        chunks = [(self._new_name(), pa.table({"head": pa.array([msgspec.msgpack.encode(head)], pa.binary())}))]
-        chunks += [(part.chunk_id, part.table) for each in runs for part in each]
-        return [
-            KeyedChunk(
-                chunk_id=name,
-                first_key_group=own.first,
-                last_key_group=own.last,
-                serialize=partial(_serialized, table, tuple(self._stored_columns)),
-            )
-            for name, table in chunks
-        ]
+        stored = [(part.name, part.stored) for part in parts]
+        return keyed_chunks(self._context.key_groups, (self._new_name(), head), stored)
+
+    def restore_keyed(self, chunks: Sequence[RestoredChunk]) -> None:
+        """Take on the state of a checkpoint."""
+        for _ in self.restore_in_steps(chunks):
+            pass
+
+    def restore_in_steps(self, chunks: Sequence[RestoredChunk]) -> Iterator[None]:
+        """Do so, a chunk at a time.
+
+        A part that a head names may be missing: it was stored before a rescale, and is of none of this subtask's key
+        groups.
+        """
+        left = deque(chunks)
+        while left:
+            says = head_in(read_part(left.popleft()))
+            assert says is not None
+            head = _heads.decode(says)
+            self._watermarks.take_on(head.fired)
+            for names in head.runs:
+                follows = False
+                for name in names:
+                    if left and left[0].is_named(name):
+                        follows = self._adopt(left.popleft(), head, head.dead.get(name), follows) or follows
+                        yield
+        self._watermarks.settle()
+
+    @abstractmethod
+    def _adopt(self, chunk: RestoredChunk, head: Head, dead: bytes | None, follows: bool) -> bool:
+        """Take on a part, whose run has parts already if it ``follows``; return whether anything of it counts."""
 
     @abstractmethod
     def emit_state(self, emit: Emit) -> None:
@@ -331,26 +348,6 @@ class WindowedAggregate(KeyedOperator):
     @abstractmethod
     def _stored_columns(self) -> list[str]:
         """The columns of the state that are stored."""
-
-    def _heads(self, chunks: Sequence[RestoredChunk]) -> Iterator[tuple[Head, dict[str, RestoredChunk]]]:
-        """Yield the head of each former subtask, and those of its parts that are given, by the names that it knows.
-
-        A part may be missing: one that was stored before a rescale is of fewer key groups than the head, and none of
-        them may be this subtask's. Restored for another query, chunks have a name before their own.
-        """
-        left = deque(chunks)
-        while left:
-            head = _heads.decode(read_part(left.popleft()).column("head")[0].as_py())
-            for first, last, fired in head.fired:
-                self._fired[first : last + 1] = fired
-            parts = {}
-            for name in (name for names in head.runs for name in names):
-                if left and (left[0].chunk_id == name or left[0].chunk_id.endswith(f".{name}")):
-                    parts[name] = left.popleft()
-            yield head, parts
-        own = self._context.key_groups
-        mine = self._fired[own.first : own.last + 1]
-        self._watermark_us, self._most_fired_us = int(mine.min()), int(mine.max())
 
     def _part_of(self, chunk: RestoredChunk, head: Head) -> tuple[Any, bool]:
         """Return a part in the columns of now, and whether it was stored so."""
@@ -367,10 +364,13 @@ class WindowedAggregate(KeyedOperator):
     def _of_nothing(self, number: int) -> list[Any]:
         return self._aggregates[number].accumulator.of_nothing()
 
+    def _hashes(self, table: Any) -> Any:
+        """Return the hash of each row's key, of the state."""
+        return key_hash([one_array(table.column(name)) for name in self._state_keys])
+
     def _groups_of(self, table: Any) -> Any:
         """Return the key group of each row of the state."""
-        keys = [one_array(table.column(name)) for name in self._state_keys]
-        return key_groups(keys, self._context.max_parallelism).to_numpy()
+        return groups_of_hashes(self._hashes(table), self._context.max_parallelism)
 
 
 def event_times(column: Any) -> Any:
@@ -422,31 +422,6 @@ def evolved(
     return pa.table(made, names=list(columns))
 
 
-def read_part(chunk: RestoredChunk) -> Any:
-    """Return a stored part, or a head.
-
-    Raises
-    ------
-    StoredStateError
-        It cannot be read.
-    """
-    try:
-        table = pa.ipc.open_stream(chunk.read()).read_all()
-    except pa.ArrowInvalid as error:
-        raise CorruptStateError(
-            f"The keyed state in the chunk {chunk.chunk_id!r} cannot be read: {error}",
-            what=chunk.chunk_id, expected="an Arrow stream", found=str(error),
-        ) from error  # fmt: skip
-    version = (table.schema.metadata or {}).get(b"version", b"none").decode()
-    if version != str(STATE_VERSION):
-        raise UnsupportedVersionError(
-            f"The keyed state in the chunk {chunk.chunk_id!r} has the version {version}; this Headgate reads "
-            f"version {STATE_VERSION}.",
-            what=chunk.chunk_id, expected=STATE_VERSION, found=version,
-        )  # fmt: skip
-    return table.replace_schema_metadata(None)
-
-
 def plain_key(values: Any) -> Any:
     """Return a key as Spark groups it: -0.0 is 0.0, and there is one NaN."""
     if not pa.types.is_floating(values.type):
@@ -458,23 +433,3 @@ def plain_key(values: Any) -> Any:
 def comparable_key(values: pa.Array) -> pa.Array:
     """Return a key as Arrow compares it: equal where Spark's keys are, and null where it is."""
     return key_bytes(values) if pa.types.is_nested(values.type) else plain_key(values)
-
-
-def _serialized(table: Any, columns: Sequence[str]) -> bytes:
-    """Return a part as it is stored."""
-    if table.column_names != ["head"]:
-        table = table.select(columns)
-    return serialized(table)
-
-
-def serialized(table: Any) -> bytes:
-    """Return rows of the state as they are stored: `read_part` reads them. Any thread."""
-    table = table.replace_schema_metadata({"version": str(STATE_VERSION)})
-    sink = io.BytesIO()  # whose bytes are not copied once more
-    with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
-        rows = max(1, table.num_rows * _WRITTEN_BYTES // max(1, table.nbytes))
-        writer.write_table(table, max_chunksize=rows)
-    give_back()
-    if table.nbytes > _WRITTEN_BYTES:
-        give_back_freed()  # each thread that uploads would keep what it needed once
-    return sink.getvalue()

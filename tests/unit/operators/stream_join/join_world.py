@@ -11,12 +11,12 @@ import numpy as np
 import pyarrow as pa
 
 from headgate.operators.key_hash import key_groups
-from headgate.operators.operator import KeyedChunk, RestoredChunk
 from headgate.operators.stream_join.condition import PairCondition
 from headgate.operators.stream_join.operator import Side, StreamJoin, StreamJoinKind
 from headgate.protocol.key_groups import KeyGroupRange, key_group_range, subtask_of
 from headgate.protocol.operator_context import OperatorContext
 from headgate.source.watermark import MAX_WATERMARK_MS
+from headgate.state.chunks import KeyedChunk, RestoredChunk
 
 TIMESTAMP = pa.timestamp("us", "UTC")
 LEFT = pa.schema([("k", pa.int64()), ("lt", TIMESTAMP), ("lv", pa.string())])

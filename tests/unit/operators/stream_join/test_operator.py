@@ -12,7 +12,8 @@ import pytest
 
 from headgate.operators.stream_join import operator as module
 from headgate.operators.stream_join.operator import StreamJoinKind
-from headgate.operators.windows.sorted_runs import FAN_IN
+from headgate.state import part
+from headgate.state.sorted_runs import FAN_IN
 from tests.unit.operators.stream_join.join_world import (
     BOUNDS_MS,
     EARLIER_MS,
@@ -146,9 +147,7 @@ def test_a_semi_join_forgets_what_is_matched(tmp_path: Path) -> None:
 
 
 def test_many_equal_rows_are_joined_some_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from headgate.operators.stream_join import kept_rows
-
-    monkeypatch.setattr(kept_rows, "PAIRS", 64)
+    monkeypatch.setattr(part, "PAIRS", 64)
     world = Subtasks(lambda: made("inner"), tmp_path)
     world.process(0, [(1, place, f"l{place}") for place in range(30)])
     world.process(1, [(1, place, f"r{place}") for place in range(30)])
@@ -195,4 +194,4 @@ def test_runs_are_few(tmp_path: Path) -> None:
     for begin in range(0, 40_000, 400):
         world.process(0, [(key, 0, "") for key in range(begin, begin + 400)])
     kept: Any = world.operators[0]._kept[0]
-    assert len(kept.runs) <= 4 * FAN_IN
+    assert len(kept.runs.runs) <= 4 * FAN_IN

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from headgate.operators.operator import KeyedChunk, RestoredChunk
 from headgate.operators.transform_with_state.transform_with_state import Definition, TransformWithState
 from headgate.protocol.operator_context import OperatorContext
+from headgate.state.chunks import KeyedChunk, RestoredChunk
 
 INPUT = pa.schema([("user", pa.string()), ("amount", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
 

@@ -12,11 +12,11 @@ from pyspark.errors import PySparkRuntimeError, PySparkTypeError
 from stateful_runs import INPUT, events, for_subtask
 
 from headgate.errors import UserFunctionError
-from headgate.operators.operator import RestoredChunk
 from headgate.operators.transform_with_state.apply_in_pandas_with_state import ApplyInPandasWithState
 from headgate.operators.transform_with_state.group_function import GroupFunction
 from headgate.operators.transform_with_state.transform_with_state import Definition
 from headgate.protocol.operator_context import OperatorContext
+from headgate.state.chunks import RestoredChunk
 
 LONG = '{"type":"struct","fields":[{"name":"n","type":"long","nullable":true,"metadata":{}}]}'
 MODES: dict[str, Any] = {

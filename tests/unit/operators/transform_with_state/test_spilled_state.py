@@ -138,7 +138,7 @@ for chunk in chunks:
             file.write(chunk.serialize())
 most = max(most, anonymous())
 state = sum(each.table().nbytes for each in run.operator._runs.runs)
-from headgate.operators.operator import RestoredChunk
+from headgate.state.chunks import RestoredChunk
 found = [
     RestoredChunk(chunk_id=each.chunk_id, whole=True, read=open(stored[each.chunk_id], "rb").read) for each in chunks
 ]

@@ -17,9 +17,9 @@ from stateful_runs import INPUT, StatefulRun, Uploads, as_restored, definition, 
 
 from headgate.errors import CorruptStateError, StoredStateError, UnsupportedVersionError
 from headgate.operators.key_hash import key_groups
-from headgate.operators.operator import RestoredChunk
 from headgate.operators.transform_with_state import restored_rows, sorted_runs
 from headgate.operators.transform_with_state.state_rows import SCHEMA, ChunkHeader, read_chunk, write_chunk
+from headgate.state.chunks import RestoredChunk
 
 RESULT = definition([("user", pa.string()), ("result", pa.string())], time_mode="eventtime", event_time="at")
 GOLDEN = Path(__file__).parents[3] / "golden" / "transform-with-state-v1.arrows"

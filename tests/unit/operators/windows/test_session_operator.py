@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.expressions.expressions import Bound
-from headgate.operators.windows import sessions
+from headgate.operators.windows import sessions, windowed
 from headgate.operators.windows.aggregates import accumulator_of
 from headgate.operators.windows.assigner import SessionWindow
 from headgate.operators.windows.windowed import Aggregated, Key
@@ -234,3 +234,36 @@ def test_state_beyond_the_limit_is_in_files(tmp_path: Path, monkeypatch: pytest.
     assert tables[0].sort_by(order).equals(tables[1].sort_by(order))
     operator.close()
     assert not [path for path in (tmp_path / "a").rglob("*") if path.is_file()]
+
+
+@given(
+    rows=st.lists(
+        st.tuples(st.integers(0, 3), st.integers(-9, 9) | st.sampled_from([-(2**62), 2**62]), st.integers(0, 9)),
+        min_size=1,
+        max_size=30,
+    )
+)
+def test_sessions_begin_where_no_one_before_reaches(rows: list[tuple[int, int, int]]) -> None:
+    """Also with times so far apart that not all keys fit into one range of numbers."""
+    rows.sort()
+    keys, starts, ends = (np.array(each) for each in zip(*((key, start, start + long) for key, start, long in rows)))
+    new_key = np.concatenate([[True], keys[1:] != keys[:-1]])
+    expected, latest = [], 0
+    for key_begins, start, end in zip(new_key, starts, ends):
+        expected.append(bool(key_begins or start > latest))
+        latest = end if key_begins else max(latest, end)
+    assert sessions.session_begins(starts, ends, new_key).tolist() == expected
+
+
+def test_equal_hashes_are_not_equal_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [many(np.arange(20), 1), many(np.arange(10, 30), 4), many(np.arange(20), 30)]
+    emitted = []
+    for hashed in (False, True):
+        if hashed:
+            monkeypatch.setattr(windowed, "key_hash", lambda keys: np.zeros(len(keys[0]), np.uint64))
+        world = subtasks(tmp_path / f"{hashed}")
+        for each in rows:
+            process(world, each)
+            world.watermark(3_500)
+        emitted.append(sorted(map(seconds, world.finish())))
+    assert emitted[0] == emitted[1] and len(emitted[0]) == 50

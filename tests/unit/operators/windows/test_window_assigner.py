@@ -41,8 +41,9 @@ def test_rows_are_in_the_windows_that_hold_their_time(
     assert last.tolist() == [sorted(counted(spec, time))[-1] for time in times]
     if found.per_row == 1:
         for time, bucket in zip(times, last):
-            ended = found.ended(np.array([bucket]), 10**9)
-            assert {start for start in ended if bucket in found.parts(start)} == set(ended) == counted(spec, time)
+            ended = found.ended(np.array([bucket]), LEAST_US, 10**9)
+            assert all(start <= bucket <= start + found.reach_us for start in ended)
+            assert set(ended.tolist()) == counted(spec, time)
         return
     kept = last + found.size_us > horizon
     rows, starts = found.all(last[kept], micros[kept], horizon)
@@ -52,12 +53,18 @@ def test_rows_are_in_the_windows_that_hold_their_time(
     assert sorted(pairs) == sorted(wanted)
 
 
-@given(spec=SPECS, bucket=st.integers(-20, 20), horizon=st.integers(-60_000, 60_000))
-def test_windows_end_in_order(spec: tuple[int, int, int], bucket: int, horizon: int) -> None:
-    """Those that the watermark has passed, and no other."""
+@given(
+    spec=SPECS,
+    numbers=st.sets(st.integers(-20, 20), max_size=6),
+    before=st.integers(-60_000, 60_000),
+    more=st.integers(0, 60_000),
+)
+def test_windows_end_in_order(spec: tuple[int, int, int], numbers: set[int], before: int, more: int) -> None:
+    """Those that the watermark has passed since the one before, each once, and no other."""
     found = buckets(spec, apart=False)
-    starts = np.array([spec[2] * 1000 + bucket * spec[1] * 1000])
-    ended = found.ended(starts, horizon)
-    assert ended == sorted(ended)
-    assert all(start + found.size_us <= horizon for start in ended)
-    assert found.ended(starts, LEAST_US) == []
+    starts = sorted(spec[2] * 1000 + number * spec[1] * 1000 for number in numbers)
+    of_bucket = range(0, found.reach_us + 1, spec[1] * 1000)
+    there = {start - back for start in starts for back in of_bucket}
+    ended = found.ended(np.array(starts, np.int64), before, before + more).tolist()
+    assert ended == sorted(start for start in there if before < start + found.size_us <= before + more)
+    assert found.ended(np.array(starts, np.int64), LEAST_US, LEAST_US).tolist() == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.errors import CorruptStateError, OptionError, UnsupportedVersionError
-from headgate.operators.operator import RestoredChunk
-from headgate.operators.windows import sorted_runs
+from headgate.operators.windows import operator as operator_module
+from headgate.operators.windows.aggregates import merge
 from headgate.operators.windows.assigner import NoWindow
 from headgate.operators.windows.operator import WindowAggregate
 from headgate.protocol.operator_context import OperatorContext
 from headgate.protocol.state_schema import StateColumn, StateSchema
+from headgate.state import sorted_runs
+from headgate.state.chunks import RestoredChunk
 from tests.unit.operators.windows.window_world import EPOCH, SCHEMA, Subtasks, batch, made, many, process
 from tests.unit.operators.windows.words import avg, collect_list, count, first, last, session_window, sum, window
 
@@ -314,27 +317,24 @@ def test_state_beyond_the_limit_is_in_files(slide: str, tmp_path: Path) -> None:
     assert not [path for path in (tmp_path / "a").rglob("*") if path.is_file()]
 
 
-def test_small_buckets_are_put_together_with_one_look_at_each() -> None:
-    """Of thousands of windows that are open each look at all that are held took minutes."""
-    looks = 0
+def test_a_thousand_overlaps_cost_what_rows_and_windows_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second each millisecond: windows fire together, and each has its rows."""
+    calls = 0
 
-    class Small:
-        """A table that counts how often its size is wanted."""
+    def counted(*given: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return merge(*given)
 
-        def __init__(self, number: int) -> None:
-            self.number = number
-
-        @property
-        def nbytes(self) -> int:
-            nonlocal looks
-            looks += 1
-            return 100
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(sorted_runs.pa, "concat_tables", lambda held: [each.number for each in held])
-        joined = list(sorted_runs._joined(map(Small, range(1_000)), 40_000))
-    assert [len(each) for each in joined] == [400, 400, 200] and looks == 1_000
-    assert [number for each in joined for number in each] == list(range(1_000))
+    monkeypatch.setattr(operator_module, "merge", counted)
+    world = subtasks(tmp_path, window("at", "1 second", "1 millisecond"))
+    for number in range(134):
+        process(world, many([number % 7], number * 0.02))
+    world.watermark(1_500)
+    counts = Counter((number * 20 - back, number % 7) for number in range(134) for back in range(1000))
+    found = {(round(start * 1000), key): rows for start, key, _, rows in map(seconds, world.finish())}
+    assert found == counts and len(found) == len(world.rows())
+    assert calls < 2 * 134
 
 
 def test_a_restore_spills_what_does_not_fit(tmp_path: Path) -> None:

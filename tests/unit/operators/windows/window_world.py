@@ -13,7 +13,6 @@ import pyarrow as pa
 
 from headgate.expressions.expressions import Column
 from headgate.operators.key_hash import key_groups
-from headgate.operators.operator import KeyedChunk, RestoredChunk
 from headgate.operators.windows.aggregates import Aggregate, accumulator_of
 from headgate.operators.windows.assigner import NoWindow, SessionWindow, TimeWindow
 from headgate.operators.windows.operator import WindowAggregate
@@ -23,6 +22,7 @@ from headgate.operators.windows.windowed import Aggregated, Key, OutputMode, Win
 from headgate.protocol.key_groups import KeyGroupRange, key_group_range, subtask_of
 from headgate.protocol.operator_context import OperatorContext
 from headgate.source.watermark import MAX_WATERMARK_MS
+from headgate.state.chunks import KeyedChunk, RestoredChunk
 
 TIMESTAMP = pa.timestamp("us", "UTC")
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
