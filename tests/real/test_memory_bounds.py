@@ -84,10 +84,10 @@ def peak(query: headgate.ContinuousQuery) -> int:
     return int(line.split()[1]) * 1024
 
 
-def begun(program: DataFrame, folder: Path, **options: str) -> headgate.ContinuousQuery:
+def begun(program: DataFrame, folder: Path, mode: str = "append", **options: str) -> headgate.ContinuousQuery:
     options |= {"exchange.memory": "4m", "checkpointLocation": str(folder / "checkpoints")}
     began_s = time.time()
-    query = written(program, "noop", 1, **options).start()
+    query = written(program, "noop", 1, **options).outputMode(mode).start()
     pid = wait_until(lambda: query.status["slots"][0]["pid"], query)
     while psutil.Process(pid).create_time() < began_s:  # it had another query, and keeps some of that one's memory
         os.kill(pid, signal.SIGKILL)
@@ -134,7 +134,8 @@ PROGRAMS: dict[str, Callable[[DataFrame], DataFrame]] = {
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_state_and_its_uploads(spark: SparkSession, tmp_path: Path, name: str) -> None:
     """Beyond `state.memory` it is in files, which do not stay in memory, and checkpoints hold little of it."""
-    query = begun(PROGRAMS[name](wide_rows(spark, ROWS)), tmp_path, **{"state.memory": "16m"})
+    mode = "update" if name == "an aggregation" else "append"
+    query = begun(PROGRAMS[name](wide_rows(spark, ROWS)), tmp_path, mode, **{"state.memory": "16m"})
     wait_until(lambda: query.status["rowsIn"] >= ROWS and query.lastProgress, query)
     done = query.lastProgress["batchId"]
     wait_until(lambda: query.lastProgress["batchId"] >= done + 2, query)

@@ -26,24 +26,23 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from headgate.operators.key_hash import key_groups
 from headgate.operators.operator import Emit
 from headgate.operators.windows.aggregates import ORDERED, merge
 from headgate.operators.windows.assigner import LEAST_US, MOST_US, Buckets, NoWindow, TimeWindow
+from headgate.operators.windows.changed_groups import ChangedGroups, Groups
 from headgate.operators.windows.partial import PartialAggregate, PartialExchange, Partials
 from headgate.operators.windows.windowed import Aggregated, Head, Key, WindowedAggregate, event_times, watermark_us
 from headgate.protocol.operator_context import OperatorContext
+from headgate.state.arrays import one_array
 from headgate.state.chunks import RestoredChunk
 from headgate.state.part import Layout
 from headgate.state.sorted_runs import stretches
 
 BUCKET = "bucket"
-_FEW_WANTED = 8
+_FEW_WANTED = 4
 """A group of so many is looked for by its key; if more of them are wanted, all are merged."""
-MANY_CHANGED = 16
-"""Tables of changed groups, beyond which they are made one."""
 _PAUSE_MS, _PAUSE_MS_OF_A_ROW = 5, 0.02
 """How long no changes are emitted after some were: at least, and for each row that was merged for them."""
 
@@ -97,7 +96,7 @@ class WindowAggregate(WindowedAggregate):
         # What is shared by windows is merged in the order of time, and not of arrival.
         in_order = any(partial.merging in ORDERED for partial in self._state_partials.values())
         self._buckets = Buckets(self._window, apart=in_order or self.output_mode != "append")
-        self._changed: list[Any] = []
+        self._changed = ChangedGroups()
         self._emit_again_ms = 0
         self._first_waiting = MOST_US
 
@@ -171,9 +170,7 @@ class WindowAggregate(WindowedAggregate):
         made = self._merged(self._take_waiting())
         self._first_waiting = MOST_US
         if self.output_mode == "update":
-            self._changed.append(made.select([BUCKET, *self._state_keys]))
-            if len(self._changed) > MANY_CHANGED:
-                self._changed = [_distinct(self._changed)]
+            self._changed.add(one_array(made.column(BUCKET)).to_numpy(), self._hashes(made))
         self._runs.add(made)
 
     def process_watermark(self, timestamp_ms: int, emit: Emit) -> None:
@@ -270,32 +267,26 @@ class WindowAggregate(WindowedAggregate):
 
     def _emit_changed(self, last: int, emit: Emit) -> int:
         """Emit what changed of the groups of buckets up to this one; return how many rows were merged for that."""
-        if not self._changed:
-            return 0
-        keys = [BUCKET, *self._state_keys]
-        changed = _distinct(self._changed)
-        due = pc.less_equal(changed.column(BUCKET), last)
-        rest = changed.filter(pc.invert(due))
-        self._changed = [rest] if rest.num_rows else []
-        changed = changed.filter(due)
-        if not changed.num_rows:
-            return 0
+        changed = self._changed.take(last)
         merged = 0
-        for table in self._with_keys_of(changed):
+        for table in self._with_changed(changed) if len(changed) else ():
             merged += table.num_rows
-            self._emit_buckets(_only(table, changed, keys), emit)
+            is_changed = changed.contain(one_array(table.column(BUCKET)).to_numpy(), self._hashes(table))
+            self._emit_buckets(table.filter(pa.array(is_changed)), emit)
         return merged
 
-    def _with_keys_of(self, changed: Any) -> Iterator[Any]:
+    def _with_changed(self, changed: Groups) -> Iterator[Any]:
         """Yield groups, merged, among which are those that changed: of few, those whose keys have their hashes."""
-        few = isinstance(self._window, NoWindow) and self._runs.rows >= _FEW_WANTED * changed.num_rows
-        if not few or self._runs.bytes_held[1]:  # of rows in files no hash is in memory
-            yield from self._runs.merged(np.unique(changed.column(BUCKET).to_numpy()))
+        few = isinstance(self._window, NoWindow) and self._runs.rows >= _FEW_WANTED * len(changed)
+        # In files the rows of one time alone are in the order of hashes.
+        if not few or (self._time is not None and self._runs.bytes_held[1]):
+            yield from self._runs.merged(np.unique(changed.buckets))
             return
-        hashes = np.unique(self._hashes(changed))
-        wanted = np.ones(len(hashes), np.bool_)
-        found = [part.take(np.sort(places)) for part, _, places in self._runs.find(hashes, wanted)]
-        yield self._merged(pa.concat_tables(found))
+        hashes, limit = np.unique(changed.hashes), self._runs.range_rows
+        for begin in range(0, len(hashes), limit):
+            some = hashes[begin : begin + limit]
+            found = [part.take(np.sort(places)) for part, _, places in self._runs.find(some, np.ones(len(some), bool))]
+            yield self._merged(pa.concat_tables(found))
 
     def _emit_buckets(self, table: Any, emit: Emit) -> None:
         """Emit groups of buckets that are windows, in their order."""
@@ -334,22 +325,3 @@ class WindowAggregate(WindowedAggregate):
             if not (keeps_name and kept.all()):
                 name, table = self._new_name(), table.filter(pa.array(kept))
         return self._runs.adopt(name, table, over_us=max(LEAST_US, low - self._buckets.size_us), follows=follows)
-
-
-def _distinct(tables: Sequence[Any]) -> Any:
-    """Return rows of tables, each once."""
-    rows = pa.concat_tables(tables)
-    return rows.group_by(rows.column_names, use_threads=False).aggregate([])
-
-
-def _only(table: Any, wanted: Any, keys: Sequence[str]) -> Any:
-    """Return the groups that are among the wanted ones."""
-    marked = pa.concat_tables(
-        [
-            table.select(keys).append_column("row", pa.array(np.arange(table.num_rows))),
-            wanted.select(keys).append_column("row", pa.nulls(wanted.num_rows, pa.int64())),
-        ]
-    )
-    found = marked.group_by(list(keys), use_threads=False).aggregate([("row", "max"), ([], "count_all")])
-    both = found.filter(pc.equal(found.column(found.num_columns - 1), 2)).column(len(keys)).drop_null()
-    return table.take(both)

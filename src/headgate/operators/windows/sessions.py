@@ -224,7 +224,7 @@ class SessionAggregate(WindowedAggregate):
         return sessions
 
     def _are_different(self, rows: Any, new_key: Any) -> bool:
-        """Return whether rows have the key of the one before where they are said to."""
+        """Return whether rows have the key of the one before where no new one begins."""
         for name in self._state_keys:
             key = one_array(rows.column(name))
             if not (equal_values(key[1:], key[:-1]) | new_key[1:]).all():
