@@ -67,6 +67,14 @@ def order_of_times(times: Any, hashes: Any) -> Any:
     return order[np.argsort(times[order], kind="stable")]
 
 
+def distinct(hashes: Any) -> Any:
+    """Return different hashes, in order."""
+    ordered = np.sort(hashes)
+    first = np.ones(len(ordered), np.bool_)
+    first[1:] = ordered[1:] != ordered[:-1]
+    return ordered[first]
+
+
 def is_in_order(values: Any) -> bool:
     """Whether none is less than the one before."""
     return bool((values[1:] >= values[:-1]).all())

@@ -357,10 +357,6 @@ class PartByTime(Part):
         self.nbytes = int(self.table.nbytes)
 
     def _index(self) -> tuple[Any, Any]:
-        if len(self._times) == 1:
-            if self.hashes is None:
-                self._sort()
-            return self.hashes, None
         if self._by_hash is None:
             hashes = self.layout.hashes(self.table)
             order = order_of(hashes)

@@ -31,7 +31,7 @@ import pyarrow as pa
 
 from headgate.state.arrays import order_of
 from headgate.state.mapped_files import give_back, mapped_array, mapped_table
-from headgate.state.part import MARKED, NEVER_US, ORDER, Layout, Part, PartByHash, PartByTime, ordered, reordered
+from headgate.state.part import MARKED, ORDER, Layout, Part, PartByHash, PartByTime, ordered, reordered
 from headgate.state.watermarks import LEAST_US
 
 FAN_IN = 4
@@ -166,7 +166,11 @@ class SortedRuns:
         return _rows_by_time(self.parts)
 
     def merged(self, times: Any = None) -> Iterator[Any]:
-        """Yield the rows, those of each key, and time, in one table; ``times``: only those of these."""
+        """Yield the rows, those of each key, and time, in one table.
+
+        ``times``: only those of these, an array in order, or of those up to this one; all, if rows are in the order of
+        hashes.
+        """
         for tables, runs in self._ranges(self.runs, times):
             yield self._combined(tables, runs)
 
@@ -267,7 +271,7 @@ class SortedRuns:
             return
         there, rows = _rows_by_time(part for _, part in parts)
         if times is not None:
-            wanted = np.isin(there, times, assume_unique=True)
+            wanted = there <= times if isinstance(times, int) else np.isin(there, times, assume_unique=True)
             there, rows = there[wanted], rows[wanted]
         limit = self._rows_of_a_range(part for _, part in parts)
         spilled = bounded or any(part.file and part.has(there) for _, part in parts)  # type: ignore[attr-defined]
@@ -335,7 +339,7 @@ class SortedRuns:
             marked, table = table.column(MARKED).to_numpy(), table.drop_columns([MARKED])
         if not self.layout.by_time:
             times = table.column(self.layout.time).to_numpy()
-            if times.min() != NEVER_US:
+            if times.min() != times.max():
                 order = np.argsort(times, kind="stable").astype(np.int32)
                 table = table.append_column(ORDER, pa.array(order))
         self._files += 1

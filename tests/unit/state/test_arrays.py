@@ -7,7 +7,15 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.state.arrays import equal_values, in_one_piece, one_array, order_of, order_of_numbers, order_of_times
+from headgate.state.arrays import (
+    distinct,
+    equal_values,
+    in_one_piece,
+    one_array,
+    order_of,
+    order_of_numbers,
+    order_of_times,
+)
 
 HASHES = st.integers(0, 2**64 - 1) | st.integers(0, 3) | st.integers(2**64 - 4, 2**64 - 1)
 TIMES = st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 3)
@@ -18,6 +26,7 @@ def test_hashes(hashes: list[int]) -> None:
     """Also such as differ in bits that give way to places, and equal ones."""
     array = np.array(hashes, np.uint64)
     assert order_of(array).tolist() == np.argsort(array, kind="stable").tolist()
+    assert distinct(array).tolist() == sorted(set(hashes))
 
 
 @given(numbers=st.lists(TIMES, max_size=40))

@@ -35,7 +35,7 @@ from headgate.operators.windows.changed_groups import ChangedGroups, Groups
 from headgate.operators.windows.partial import PartialAggregate, PartialExchange, Partials
 from headgate.operators.windows.windowed import Aggregated, Head, Key, WindowedAggregate, event_times, watermark_us
 from headgate.protocol.operator_context import OperatorContext
-from headgate.state.arrays import one_array
+from headgate.state.arrays import distinct, one_array
 from headgate.state.chunks import RestoredChunk
 from headgate.state.part import Layout
 from headgate.state.sorted_runs import stretches
@@ -106,7 +106,8 @@ class WindowAggregate(WindowedAggregate):
 
     @property
     def _layout(self) -> Layout:
-        return Layout(tuple(self._stored_columns), BUCKET, self._hashes, by_time=True, combined=self._merged)
+        columns, by_time = tuple(self._stored_columns), self._time is not None
+        return Layout(columns, BUCKET, self._hashes, by_time=by_time, combined=self._merged)
 
     def _merged(self, rows: Any) -> Any:
         """Return partial results with one row for each group of a bucket."""
@@ -228,8 +229,7 @@ class WindowAggregate(WindowedAggregate):
     # Firing.
 
     def _fire_buckets(self, last: int, emit: Emit) -> None:
-        buckets, _ = self._runs.rows_by_time()
-        for table in self._runs.merged(buckets[buckets <= last]):
+        for table in self._runs.merged(last):
             self._emit_buckets(table, emit)
 
     def _fire_windows(self, before_us: int, emit: Emit) -> None:
@@ -278,11 +278,10 @@ class WindowAggregate(WindowedAggregate):
     def _with_changed(self, changed: Groups) -> Iterator[Any]:
         """Yield groups, merged, among which are those that changed: of few, those whose keys have their hashes."""
         few = isinstance(self._window, NoWindow) and self._runs.rows >= _FEW_WANTED * len(changed)
-        # In files the rows of one time alone are in the order of hashes.
-        if not few or (self._time is not None and self._runs.bytes_held[1]):
+        if not few or (self._time is not None and self._runs.bytes_held[1]):  # of those in files no hash is known
             yield from self._runs.merged(np.unique(changed.buckets))
             return
-        hashes, limit = np.unique(changed.hashes), self._runs.range_rows
+        hashes, limit = distinct(changed.hashes), self._runs.range_rows
         for begin in range(0, len(hashes), limit):
             some = hashes[begin : begin + limit]
             found = [part.take(np.sort(places)) for part, _, places in self._runs.find(some, np.ones(len(some), bool))]

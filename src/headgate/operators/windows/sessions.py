@@ -41,7 +41,7 @@ from headgate.operators.windows.aggregates import ORDERED, Partial, merge, time_
 from headgate.operators.windows.assigner import MOST_US, SessionWindow
 from headgate.operators.windows.windowed import Aggregated, Head, Key, WindowedAggregate, watermark_us
 from headgate.protocol.operator_context import OperatorContext
-from headgate.state.arrays import equal_values, one_array, order_of, order_of_numbers
+from headgate.state.arrays import distinct, equal_values, one_array, order_of, order_of_numbers
 from headgate.state.chunks import RestoredChunk
 from headgate.state.mapped_files import give_back
 from headgate.state.part import Layout, marks_of
@@ -155,7 +155,7 @@ class SessionAggregate(WindowedAggregate):
         due = list(self._runs.due(watermark))
         for low, high in self._runs.hash_ranges() if due else ():
             hashes = [part.hashes[places] for part, places in due]
-            wanted = np.unique(np.concatenate([each[(each >= low) & (each <= high)] for each in hashes]))
+            wanted = distinct(np.concatenate([each[(each >= low) & (each <= high)] for each in hashes]))
             rows = self._taken(wanted)
             if rows is None:
                 continue
@@ -214,7 +214,7 @@ class SessionAggregate(WindowedAggregate):
         order = order[order_of(hashes[order])]
         new_key = np.ones(len(order), bool)
         new_key[1:] = hashes[order[1:]] != hashes[order[:-1]]
-        if not self._are_different(table.take(pa.array(order)), new_key):  # keys whose hashes are equal
+        if not self._are_keys_of(table.take(pa.array(order)), new_key):  # keys whose hashes are equal
             ids = self._key_ids(table)
             order = np.lexsort((starts, ids))
             new_key[1:] = ids[order[1:]] != ids[order[:-1]]
@@ -223,7 +223,7 @@ class SessionAggregate(WindowedAggregate):
         sessions[order] = np.cumsum(begins)
         return sessions
 
-    def _are_different(self, rows: Any, new_key: Any) -> bool:
+    def _are_keys_of(self, rows: Any, new_key: Any) -> bool:
         """Return whether rows have the key of the one before where no new one begins."""
         for name in self._state_keys:
             key = one_array(rows.column(name))
