@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headgate.operators.key_hash import groups_of_hashes, key_groups, key_hash
+from headgate.operators.key_hash import groups_of_hashes, key_hash
 from headgate.operators.operator import Emit, KeyedOperator
 from headgate.operators.partial_deduplicate import PartialDeduplicate, first_of_each
 from headgate.operators.windows.windowed import event_times, plain_key, watermark_us
@@ -114,7 +114,8 @@ class Deduplicate(KeyedOperator):
         """Emit the rows whose keys are not known."""
         keys = [plain_key(batch.column(name)) for name in self.keys]
         batch = self._with_plain(batch, keys)
-        reached = self._watermarks.of(lambda: key_groups(keys, self._context.max_parallelism).to_numpy())
+        hashes = key_hash(keys)
+        reached = self._watermarks.of(lambda: groups_of_hashes(hashes, self._context.max_parallelism))
         times = None if self._time is None else event_times(batch.column(self._time))
         if times is not None:
             late = pc.less_equal(times, reached if isinstance(reached, int) else pa.array(reached)).fill_null(False)
@@ -124,21 +125,23 @@ class Deduplicate(KeyedOperator):
                 self.on_late(pa.RecordBatch.from_arrays(shown, schema=self.late_schema).filter(late))
                 kept = pc.invert(late)
                 batch, times, keys = batch.filter(kept), times.filter(kept), [each.filter(kept) for each in keys]
+                hashes = hashes[kept.to_numpy(zero_copy_only=False)]
         if batch.num_rows == 0:
             return
-        rows = first_of_each(keys)
-        found = pa.table([each.take(pa.array(rows)) for each in keys], names=self._columns)
-        hashes = self._hashes(found)
+        rows = first_of_each(keys, hashes)
+        if len(rows) < len(hashes):
+            keys, hashes = [each.take(pa.array(rows)) for each in keys], hashes[rows]
+        found = pa.table(keys, names=self._columns)
         new = self._unknown(found, hashes)
         if not new.any():
             return
-        rows = rows[new]
+        if not new.all():
+            rows, hashes, found = rows[new], hashes[new], found.filter(pa.array(new))
         expiry = np.full(len(rows), NEVER_US)
         if times is not None and self._within_us is not None:
             ends = pc.add(times.take(pa.array(rows)), self._within_us)
             expiry = ends.fill_null(NEVER_US).to_numpy(zero_copy_only=False)
-        beside = [pa.array(hashes[new]), pa.array(expiry)]
-        self._known.add(pa.table([*beside, *found.filter(pa.array(new)).columns], names=self._layout.columns))
+        self._known.add(pa.table([hashes, expiry, *found.columns], names=self._layout.columns))
         emit(batch if len(rows) == batch.num_rows else batch.take(pa.array(rows)), split_id)
 
     def _unknown(self, keys: Any, hashes: Any) -> Any:

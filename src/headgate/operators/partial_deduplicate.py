@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from headgate.operators.key_hash import key_hash
 from headgate.operators.operator import Emit, Operator
 from headgate.operators.windows.groups import Groups
 from headgate.operators.windows.repetition import Repetition
 from headgate.operators.windows.windowed import plain_key
 from headgate.protocol.operator_context import OperatorContext
-from headgate.state.arrays import one_array
+from headgate.state.arrays import equal_values, one_array, order_of
 
 _ROW = "row"
 
@@ -53,15 +54,33 @@ class PartialDeduplicate(Operator):
         """Emit the first row of each key."""
         rows = batch.num_rows
         if rows and (self._always or self._repetition.is_worth_grouping(rows)):
-            places = first_of_each([plain_key(batch.column(name)) for name in self._keys])
+            keys = [plain_key(batch.column(name)) for name in self._keys]
+            places = first_of_each(keys, key_hash(keys))
             self._repetition.grouped(rows, len(places))
             if len(places) < rows:
                 batch = batch.take(pa.array(places))
         emit(batch, split_id)
 
 
-def first_of_each(keys: Sequence[pa.Array]) -> Any:
-    """Return the places of the first row of each key, in order."""
+def first_of_each(keys: Sequence[pa.Array], hashes: Any) -> Any:
+    """Return the places of the first row of each key, in order.
+
+    Parameters
+    ----------
+    keys
+        The columns.
+    hashes
+        Those of the keys.
+    """
+    order = order_of(hashes)
+    ordered = hashes[order]
+    (again,) = np.nonzero(ordered[1:] == ordered[:-1])
+    before, after = pa.array(order[again]), pa.array(order[again + 1])
+    if all(equal_values(key.take(before), key.take(after)).all() for key in keys):
+        first = np.ones(len(order), np.bool_)
+        first[order[again + 1]] = False
+        return np.flatnonzero(first)
+    # Keys whose hashes are equal.
     names = [f"key {number}" for number in range(len(keys))]
     groups = Groups(pa.table([*keys, pa.array(np.arange(len(keys[0])))], names=[*names, _ROW]), names)
     groups.reduce(_ROW, "min")

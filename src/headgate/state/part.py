@@ -31,6 +31,7 @@ HASH, ORDER, MARKED = "hash", "order", "marked"
 NEVER_US = (1 << 63) - 1
 """The time of rows that are never over."""
 _SAMPLED_ROWS = 1001
+_FILTERED_ROWS = 1 << 14
 PAIRS = 1 << 16
 """So many rows are found together, at most."""
 _NONE: Any = np.empty(0, np.int64)
@@ -166,6 +167,31 @@ class Part(ABC):
             yield hit[of], places if rows is None else rows[places]
 
 
+class HashFilter:
+    """Says of hashes which ones are surely not among some, for a byte of each of these: a bit for their upper bits.
+
+    Parameters
+    ----------
+    hashes
+        Those that it knows, in order.
+    """
+
+    def __init__(self, hashes: Any) -> None:
+        bits = len(hashes).bit_length() + 2
+        self._shift = np.uint64(64 - bits)
+        there = np.zeros(1 << bits, np.bool_)
+        there[hashes >> self._shift] = True
+        self.bits = np.packbits(there, bitorder="little")
+
+    def may_have(self, hashes: Any) -> Any:
+        """Return which hashes may be among them: all that are, and one of five or more of the others."""
+        places = hashes >> self._shift
+        found = self.bits[places >> np.uint64(3)]
+        found >>= places.astype(np.uint8) & np.uint8(7)
+        found &= np.uint8(1)
+        return found.view(np.bool_)
+
+
 class PartByHash(Part):
     """Neighbours in the order of the hashes of their keys. The other parameters are those of `Part`.
 
@@ -271,9 +297,18 @@ class PartByHash(Part):
         """Return where the rows begin and end whose hashes are from the first to the last of some."""
         return _cut(self.hashes, low, high)
 
+    @cached_property
+    def _filter(self) -> HashFilter | None:
+        return HashFilter(self.hashes) if self.table.num_rows >= _FILTERED_ROWS else None
+
     def find(self, hashes: Any) -> Iterator[tuple[Any, Any]]:
         """Yield the rows of hashes, which are in order, that are not over by a mark. See `Part.find`."""
+        maybe = None
+        if self._filter is not None:
+            (maybe,) = np.nonzero(self._filter.may_have(hashes))
+            hashes = hashes[maybe]
         for ours, places in super().find(hashes):
+            ours = ours if maybe is None else maybe[ours]
             if self.layout.marks == "over" and self._marked_rows:
                 kept = ~self.marked[places]
                 ours, places = ours[kept], places[kept]

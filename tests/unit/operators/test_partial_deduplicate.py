@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.operators.deduplicate import Deduplicate
+from headgate.operators.key_hash import key_hash
 from headgate.operators.operator import Operator
 from headgate.operators.partial_deduplicate import PartialDeduplicate, first_of_each
 from headgate.operators.windows.repetition import LEAST_ROWS, PROBED_ROWS
@@ -67,7 +68,8 @@ def test_few_rows_and_keys_that_do_not_repeat_pass(keys: int, rows: int) -> None
 
 def test_the_first_of_each_key_of_many_in_order() -> None:
     keys = np.random.default_rng(1).integers(0, 1_000, 10_000)
-    assert first_of_each([pa.array(keys)]).tolist() == sorted(np.unique(keys, return_index=True)[1].tolist())
+    columns = [pa.array(keys)]
+    assert first_of_each(columns, key_hash(columns)).tolist() == sorted(np.unique(keys, return_index=True)[1].tolist())
 
 
 def test_rows_with_event_time_are_left_alone() -> None:
