@@ -12,6 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headgate.state.hash_index import packed
+
 _ROWS_OF_A_TIME = 256
 """If there are so many rows of each time, those of each are sorted apart."""
 
@@ -34,13 +36,8 @@ def order_of(hashes: Any) -> Any:
     One sort of numbers, of which each is the upper bits of a hash and its place, takes a tenth of what a stable one
     takes. The few whose lower bits make a difference are sorted once more.
     """
-    bits = len(hashes).bit_length()
-    mask = np.uint64((1 << bits) - 1)
-    packed = hashes & ~mask
-    packed |= np.arange(len(hashes), dtype=np.uint64)
-    packed.sort()
-    packed &= mask
-    order = packed.view(np.int64)
+    numbers, mask = packed(hashes)
+    order = (numbers & mask).view(np.int64)
     ordered = hashes[order]
     if not is_in_order(ordered):
         alike = np.zeros(len(order) + 1, np.bool_)

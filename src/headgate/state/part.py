@@ -25,6 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from headgate.state.arrays import in_one_piece, is_in_order, order_of, order_of_times
+from headgate.state.hash_index import HashFilter, HashIndex
 
 HASH, ORDER, MARKED = "hash", "order", "marked"
 """Columns beside those of the rows: the hash of the key; the places in the order of time; whether it is marked."""
@@ -145,51 +146,11 @@ class Part(ABC):
         return b""
 
     @abstractmethod
-    def _index(self) -> tuple[Any, Any]:
-        """Return the hashes in order, and the places that they are of; None: they are in this order."""
-
     def find(self, hashes: Any) -> Iterator[tuple[Any, Any]]:
         """Yield the rows of hashes, which are in order: the place among these, and the place of the row.
 
-        Some of the rows may be over.
+        Some of them may be over by their time.
         """
-        known, rows = self._index()
-        begins = np.searchsorted(known, hashes)
-        (hit,) = np.nonzero(known.take(begins, mode="clip") == hashes)
-        if not len(hit):
-            return
-        begins = begins[hit]
-        ends = np.cumsum(np.searchsorted(known, hashes[hit], "right") - begins)
-        for first in range(0, int(ends[-1]), PAIRS):
-            pairs = np.arange(first, min(int(ends[-1]), first + PAIRS))
-            of = np.searchsorted(ends, pairs, "right")
-            places = begins[of] + pairs - np.where(of > 0, ends[of - 1], 0)
-            yield hit[of], places if rows is None else rows[places]
-
-
-class HashFilter:
-    """Says of hashes which ones are surely not among some, for a byte of each of these: a bit for their upper bits.
-
-    Parameters
-    ----------
-    hashes
-        Those that it knows, in order.
-    """
-
-    def __init__(self, hashes: Any) -> None:
-        bits = len(hashes).bit_length() + 2
-        self._shift = np.uint64(64 - bits)
-        there = np.zeros(1 << bits, np.bool_)
-        there[hashes >> self._shift] = True
-        self.bits = np.packbits(there, bitorder="little")
-
-    def may_have(self, hashes: Any) -> Any:
-        """Return which hashes may be among them: all that are, and one of five or more of the others."""
-        places = hashes >> self._shift
-        found = self.bits[places >> np.uint64(3)]
-        found >>= places.astype(np.uint8) & np.uint8(7)
-        found &= np.uint8(1)
-        return found.view(np.bool_)
 
 
 class PartByHash(Part):
@@ -302,21 +263,26 @@ class PartByHash(Part):
         return HashFilter(self.hashes) if self.table.num_rows >= _FILTERED_ROWS else None
 
     def find(self, hashes: Any) -> Iterator[tuple[Any, Any]]:
-        """Yield the rows of hashes, which are in order, that are not over by a mark. See `Part.find`."""
-        maybe = None
+        """Yield the rows of hashes that are not over by a mark: some at a time, if there are many of one hash."""
+        some = None
         if self._filter is not None:
-            (maybe,) = np.nonzero(self._filter.may_have(hashes))
-            hashes = hashes[maybe]
-        for ours, places in super().find(hashes):
-            ours = ours if maybe is None else maybe[ours]
+            (some,) = np.nonzero(self._filter.may_have(hashes))
+            hashes = hashes[some]
+        begins = np.searchsorted(self.hashes, hashes)
+        (hit,) = np.nonzero(self.hashes.take(begins, mode="clip") == hashes)
+        begins = begins[hit]
+        ends = np.cumsum(np.searchsorted(self.hashes, hashes[hit], "right") - begins)
+        hit = hit if some is None else some[hit]
+        total = int(ends[-1]) if len(ends) else 0
+        for first in range(0, total, PAIRS):
+            pairs = np.arange(first, min(total, first + PAIRS))
+            of = np.searchsorted(ends, pairs, "right")
+            ours, places = hit[of], begins[of] + pairs - np.where(of > 0, ends[of - 1], 0)
             if self.layout.marks == "over" and self._marked_rows:
                 kept = ~self.marked[places]
                 ours, places = ours[kept], places[kept]
             if len(ours):
                 yield ours, places
-
-    def _index(self) -> tuple[Any, Any]:
-        return self.hashes, None
 
 
 class PartByTime(Part):
@@ -329,7 +295,6 @@ class PartByTime(Part):
         self._times = self.times[begins]
         self._starts = np.concatenate([begins, [len(self.times)]])
         self._live = 0
-        self._by_hash: tuple[Any, Any] | None = None
 
     def as_of(self, before: Any) -> None:
         """Take on which rows are over, of the part that this was in memory."""
@@ -388,22 +353,20 @@ class PartByTime(Part):
         """Put the rows of each time into the order of their hashes."""
         self.table = ordered(self.table, self.layout, by_hash=True)
         self.hashes = self._numbers(HASH)
-        self._by_hash = None
+        self.__dict__.pop("_index", None)
         self.nbytes = int(self.table.nbytes)
 
-    def _index(self) -> tuple[Any, Any]:
-        if self._by_hash is None:
-            hashes = self.layout.hashes(self.table)
-            order = order_of(hashes)
-            self._by_hash = hashes[order], order.astype(np.int32)
-            self.nbytes += sum(each.nbytes for each in self._by_hash)
-        return self._by_hash
+    @cached_property
+    def _index(self) -> HashIndex:
+        index = HashIndex(self.layout.hashes(self.table))
+        self.nbytes += index.nbytes
+        return index
 
     def find(self, hashes: Any) -> Iterator[tuple[Any, Any]]:
-        """Yield the rows of hashes, which are in order, that are not over. See `Part.find`."""
-        for ours, places in super().find(hashes):
-            kept = places >= self.over
-            yield ours[kept], places[kept]
+        """Yield the rows of hashes that are not over."""
+        places, ours = self._index.rows(hashes)
+        kept = (places >= self.over) & (self.layout.hashes(self.table.take(pa.array(places))) == hashes[ours])
+        yield ours[kept], places[kept]
 
 
 def ordered(table: Any, layout: Layout, *, by_hash: bool = False) -> Any:

@@ -2,7 +2,7 @@
 
 Never: make an object for a key that nobody asks for, or give the rows of a key twice.
 
-A restore indexes the chunks (`KeyIndex`) and no more, so that it does not take longer than reading them. The rows of a
+A restore indexes the chunks (`HashIndex`) and no more, so that it does not take longer than reading them. The rows of a
 key apply in their order, those of the older chunk first.
 """
 
@@ -14,8 +14,9 @@ import numpy as np
 import pyarrow as pa
 
 from headgate.operators.key_hash import key_hash
-from headgate.operators.transform_with_state.key_index import IndexedRows, KeyIndex, Places, Store, hashes_of
+from headgate.operators.transform_with_state.indexed_rows import IndexedRows, hashes_of
 from headgate.operators.transform_with_state.state_rows import SET, TIMERS
+from headgate.state.hash_index import HashIndex, Places, Store
 
 KeyRow = tuple[int, int, bytes | None, int, bytes | None, int | None]
 """Key group, state, entry, operation, value and expiry."""
@@ -45,7 +46,7 @@ class RestoredRows:
     def add_in_steps(self, table: pa.Table) -> Iterator[None]:
         """Add the rows of a chunk, the older chunks first."""
         for batch in _batches(table):
-            self._parts.append(IndexedRows(batch, KeyIndex(key_hash([batch["key"]]), self._store)))
+            self._parts.append(IndexedRows(batch, HashIndex(key_hash([batch["key"]]), self._store)))
             is_timer = (batch["state"].to_numpy() == TIMERS) & (batch["op"].to_numpy() == SET)
             if is_timer.any():
                 timers = batch.select(["entry", "key", "group"]).filter(pa.array(is_timer))

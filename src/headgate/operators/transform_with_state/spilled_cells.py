@@ -3,10 +3,10 @@
 Never: be what a checkpoint depends on: the files are of this execution, and have no names. Hold a key twice: what is
 asked for is given, and forgotten.
 
-What is put together is a segment: a file that is mapped into memory, and an index of its keys (`KeyIndex`). Keys are in
-one of a few parts, by their hash; a segment that is not larger than twice those after it becomes one with them, in its
-part, without what was given. So there are few segments, and each merge is of a part only. One call merges a few times
-as much as it puts; what is left is left to the next ones.
+What is put together is a segment: a file that is mapped into memory, and a `HashIndex` of its keys. Keys are in one of
+a few parts, by their hash; a segment that is not larger than twice those after it becomes one with them, in its part,
+without what was given. So there are few segments, and each merge is of a part only. One call merges a few times as much
+as it puts; what is left is left to the next ones.
 
 Follows O'Neil et al., "The Log-Structured Merge-Tree".
 """
@@ -21,8 +21,9 @@ import numpy as np
 import pyarrow as pa
 
 from headgate.operators.key_hash import key_hash
-from headgate.operators.transform_with_state.key_index import Hashes, IndexedRows, KeyIndex, Places, hashes_of
+from headgate.operators.transform_with_state.indexed_rows import IndexedRows, hashes_of
 from headgate.operators.transform_with_state.sorted_runs import SPILL_BYTES, mapped
+from headgate.state.hash_index import Hashes, HashIndex, Places
 
 _PART_BITS = 3
 _MERGED_PER_PUT = 8
@@ -56,7 +57,7 @@ class SpilledCells:
         hashes = hashes[order]
         for segments, begin, end in zip(self._parts, (0, *ends), ends, strict=False):
             if end > begin:
-                index = KeyIndex(hashes[begin:end], self._index_store)
+                index = HashIndex(hashes[begin:end], self._index_store)
                 segments.append(IndexedRows(stored.slice(begin, end - begin), index))
         self._merge(_MERGED_PER_PUT * len(cells))
 
@@ -100,7 +101,7 @@ class SpilledCells:
     def _merged(self, segments: Sequence[IndexedRows]) -> IndexedRows:
         table = pa.Table.from_batches([segment.rest() for segment in segments]).combine_chunks()
         stored = self._mapped(table)
-        return IndexedRows(stored, KeyIndex(key_hash([stored["key"]]), self._index_store))
+        return IndexedRows(stored, HashIndex(key_hash([stored["key"]]), self._index_store))
 
     def _mapped(self, table: pa.Table) -> pa.RecordBatch:
         (batch,) = mapped(table, self._folder / f"cells-{next(self._numbers)}.arrow").to_batches()
