@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from headgate.state.arrays import in_one_piece, is_in_order, order_of, order_of_times
+from headgate.state.arrays import in_one_piece, is_in_order, order_of, order_of_numbers, order_of_times
 from headgate.state.hash_index import HashFilter, HashIndex
 
 HASH, ORDER, MARKED = "hash", "order", "marked"
@@ -224,7 +224,7 @@ class PartByHash(Part):
 
     def _in_time(self) -> Any:
         if self._order is None:
-            self._order = np.argsort(self.times, kind="stable").astype(np.int32)
+            self._order = order_of_numbers(self.times).astype(np.int32)
             self.nbytes += self._order.nbytes
             self._expired = self._due_until(self._over_us)
         return self._order

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from headgate.state.arrays import order_of
+from headgate.state.arrays import order_of, order_of_numbers
 from headgate.state.mapped_files import give_back, mapped_array, mapped_table
 from headgate.state.part import MARKED, ORDER, Layout, Part, PartByHash, PartByTime, ordered, reordered
 from headgate.state.watermarks import LEAST_US
@@ -340,7 +340,7 @@ class SortedRuns:
         if not self.layout.by_time:
             times = table.column(self.layout.time).to_numpy()
             if times.min() != times.max():
-                order = np.argsort(times, kind="stable").astype(np.int32)
+                order = order_of_numbers(times).astype(np.int32)
                 table = table.append_column(ORDER, pa.array(order))
         self._files += 1
         os.makedirs(self._folder, exist_ok=True)
