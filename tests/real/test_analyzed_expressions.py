@@ -60,6 +60,11 @@ ALSO: dict[str, str] = {
     "ntz": "cast(at as timestamp_ntz) < timestamp_ntz'2024-02-29 12:00:00'",
     "trims and pads": "rpad(ltrim(s), 3, 'é')",
     "week": "date_trunc('WEEK', at)",
+    "later": "at + interval 2 seconds",
+    "earlier": "at - interval '3:04:05.678901' hour to second",
+    "earlier by a negative interval": "at + (- interval 23 hours)",
+    "later without a time zone": "cast(at as timestamp_ntz) + interval '3 01:00' day to minute",
+    "within some time": "at between at - interval 1 minute and at + make_interval(0, 0, 0, 0, 1, 2, 3.5)",
 }  # fmt: skip
 
 
@@ -208,7 +213,7 @@ TRICKY: list[tuple[list[Any], pa.DataType, list[str]]] = [
         *(f"cast(cast({T} as {kind}) as string)" for kind in ("date", "timestamp", "timestamp_ntz")),
         *(f"unix_micros(date_trunc('{unit}', {T}))" for unit in ("year", "week", "day", "hour", "minute", "second")),
         *(f"date_format({T}, '{each}')" for each in ("yyyy", "HH:mm", "yyyy-MM-dd HH:mm:ss", "dd.MM.yyyy", "mm_ss")),
-        f"cast({T} as bigint)", f"cast({T} as double)", f"unix_millis({T})",
+        f"cast({T} as bigint)", f"cast({T} as double)", f"unix_millis({T})", f"unix_micros({T} + interval 90 minutes)",
         f"cast(date_add(cast({T} as date), 40) as string)",
     ]),
     (LONGS, pa.int64(), [
@@ -393,7 +398,8 @@ def test_what_cannot_fail_is_the_same_in_every_mode(text: str, spark: SparkSessi
         ("s rlike '[a&&b]'", "RLIKE"),
         ("split_part(s, '.', -1)", "split_part"),
         ("date_format(at, 'EEEE')", "date_format"),
-        ("at + interval 1 day", "INTERVAL"),
+        ("at + interval 1 month", "INTERVAL"),
+        ("at + make_interval(0, i)", "interval"),
         ("rand()", "rand"),
     ],
 )

@@ -383,6 +383,12 @@ def _far_years(texts: pa.Array, seconds: Any, pattern: str) -> pa.Array:
     return pc.replace_with_mask(texts, pa.array(far), pa.array(map(str.format, rest, written), pa.string()))
 
 
+@kernel("add_micros")
+def _add_micros(moment: pa.Array, *, time_zone: str, micros: int) -> pa.Array:
+    """Add an interval that is as long everywhere."""
+    return pc.add_checked(moment.cast(pa.int64()), micros).cast(moment.type)
+
+
 _WITHIN_AN_OFFSET = ("hour", "minute", "second", "millisecond")
 
 

@@ -12,6 +12,7 @@ import re
 from typing import Any
 
 import pyarrow as pa
+from py4j.java_gateway import get_field  # type: ignore[import-untyped]
 
 from headgate.expressions.casts import is_number
 from headgate.expressions.expressions import CastTo, Constant, Node
@@ -332,6 +333,8 @@ def _trunc(own: Expressions, expression: Any) -> Node:
     return own.call(expression, "date_trunc", timestamp, unit=_UNITS[fixed.lower()])
 
 
+DAY_US = 86_400_000_000
+WITHOUT_TURNED_CLOCKS = ("UTC", "Etc/UTC", "Z")
 _WRITTEN = {
     "yyyy": ("%Y", 86_400), "MM": ("%m", 86_400), "dd": ("%d", 86_400),
     "HH": ("%H", 3_600), "mm": ("%M", 60), "ss": ("%S", 1),
@@ -353,6 +356,29 @@ def _date_format(own: Expressions, expression: Any) -> Node:
     written = "".join(_WRITTEN[each][0] if each in _WRITTEN else each for each in parts)
     unit_us = min(_WRITTEN[each][1] for each in fields) * 1_000_000
     return own.call(expression, "date_format", timestamp, pattern=written, unit_us=unit_us)
+
+
+@rule("TimeAdd", "TimestampAddInterval")
+def _time_add(own: Expressions, expression: Any) -> Node:
+    timestamp, interval = items(expression.children())
+    own.check_zone(expression)
+    micros = fixed_interval_us(interval, own.time_zone)
+    days = micros is not None and abs(micros) >= DAY_US and own.kind(timestamp).tz is not None
+    if micros is None or (days and own.time_zone not in WITHOUT_TURNED_CLOCKS):
+        raise NotOnArrowError(expression, "how long its interval is depends on the row, or on when it is")
+    own.taken_over = True
+    return own.call(expression, "add_micros", timestamp, micros=micros)
+
+
+def fixed_interval_us(interval: Any, time_zone: str) -> int | None:
+    """Return how long an interval is, in microseconds; None: it depends on the row, or on when it is, or is null."""
+    value = interval.eval(None) if interval.foldable() else None
+    if value is None or isinstance(value, int):  # of an interval of days to seconds
+        return value
+    months, days = get_field(value, "months"), get_field(value, "days")
+    if months or (days and time_zone not in WITHOUT_TURNED_CLOCKS):
+        return None
+    return int(get_field(value, "microseconds")) + int(days) * DAY_US
 
 
 # Structs.

@@ -14,13 +14,13 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
-from py4j.java_gateway import get_field  # type: ignore[import-untyped]
 
 from headgate.expressions.expressions import Bound, Call, Node
 from headgate.operators.assign_windows import AssignWindows
 from headgate.operators.windows.assigner import SessionWindow, TimeWindow
 from headgate.spark.analyzed.expressions import Expressions, NotOnArrowError
 from headgate.spark.analyzed.rows import Columns, Rows, Window, unsupported
+from headgate.spark.analyzed.rules import fixed_interval_us
 from headgate.spark.analyzed.scala import class_of, items
 from headgate.spark.compatibility import interval_added
 
@@ -83,7 +83,7 @@ def session_in(own: Expressions, struct: Any, name: str) -> SessionWindow | GapB
     _, _, _, end = items(struct.children())
     (moment,) = _parts(struct, end, "KnownNullable", *_CONVERTED)
     time, gap = _parts(struct, moment, "Cast", interval_added())
-    gap_us = _gap_us(own, gap)
+    gap_us = fixed_interval_us(gap, own.time_zone) or 0
     if gap_us > 0:
         return SessionWindow(own.node(time), gap_us, name)
     return GapByRow(SessionWindow(own.node(time), 0, name, gap=str(gap.sql())), moment)
@@ -118,19 +118,6 @@ def _is(struct: Any, expression: Any, name: str) -> Any:
     if class_of(expression) != name:
         raise _unknown(struct)
     return expression
-
-
-def _gap_us(own: Expressions, gap: Any) -> int:
-    """Return how long a gap is that is the same for all rows, in microseconds; 0: it is not, or no row has one."""
-    interval = gap.eval(None) if gap.foldable() else None
-    if interval is None:
-        return 0
-    if isinstance(interval, int):  # of an interval of days to seconds
-        return interval
-    months, days = get_field(interval, "months"), get_field(interval, "days")
-    if months or (days and own.time_zone not in ("UTC", "Etc/UTC", "Z")):
-        return 0  # how long months are, and days where clocks are turned, depends on when they are
-    return int(get_field(interval, "microseconds")) + int(days) * 86_400_000_000
 
 
 def _unknown(struct: Any) -> NotOnArrowError:
