@@ -271,13 +271,16 @@ class PartByHash(Part):
         begins = np.searchsorted(self.hashes, hashes)
         (hit,) = np.nonzero(self.hashes.take(begins, mode="clip") == hashes)
         begins = begins[hit]
-        ends = np.cumsum(np.searchsorted(self.hashes, hashes[hit], "right") - begins)
-        hit = hit if some is None else some[hit]
+        many = np.searchsorted(self.hashes, hashes[hit], "right") - begins
+        ends = np.cumsum(many)
+        hit, begins = hit if some is None else some[hit], begins - (ends - many)
         total = int(ends[-1]) if len(ends) else 0
         for first in range(0, total, PAIRS):
-            pairs = np.arange(first, min(total, first + PAIRS))
-            of = np.searchsorted(ends, pairs, "right")
-            ours, places = hit[of], begins[of] + pairs - np.where(of > 0, ends[of - 1], 0)
+            last = min(total, first + PAIRS)
+            low, high = np.searchsorted(ends, [first, last - 1], "right")
+            until = np.minimum(ends[low : high + 1], last)
+            of = np.repeat(np.arange(low, high + 1), np.diff(until, prepend=first))
+            ours, places = hit[of], begins[of] + np.arange(first, last)
             if self.layout.marks == "over" and self._marked_rows:
                 kept = ~self.marked[places]
                 ours, places = ours[kept], places[kept]

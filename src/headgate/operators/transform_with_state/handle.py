@@ -16,7 +16,7 @@ from pyspark.sql.streaming.stateful_processor import ListState, MapState, Statef
 from pyspark.sql.types import StructType
 
 from headgate.operators.transform_with_state.keyed_store import KeyedStore, StateVariable, Stored
-from headgate.operators.transform_with_state.row_codec import RowCodec, make_row
+from headgate.operators.transform_with_state.row_codec import RowCodec
 from headgate.operators.transform_with_state.state_rows import Kind
 
 Row = tuple[Any, ...]
@@ -131,7 +131,7 @@ class HeldMap(_State, MapState):
         held: Stored | None = (self._held() or {}).get(self._key_codec.encode(key))
         if held is None or not self._is_alive(held):
             return None
-        row: Row = make_row(self._codec.schema.names, self._codec.decode(held[0]))
+        row: Row = self._codec.decode_row(held[0])
         return row
 
     def containsKey(self, key: Row) -> bool:

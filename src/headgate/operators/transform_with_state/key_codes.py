@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headgate.expressions.key_bytes import key_bytes, key_value
-from headgate.operators.transform_with_state.row_codec import RowCodec, make_row
+from headgate.operators.transform_with_state.row_codec import RowCodec
 from headgate.operators.windows.windowed import comparable_key, plain_key
 
 
@@ -62,7 +62,7 @@ class KeyCodes:
 
     def key_of(self, data: bytes) -> Any:
         """Return a key as a `Row`: what Spark gives to ``handleExpiredTimer``."""
-        return make_row(self.codec.schema.names, self.codec.decode(data))
+        return self.codec.decode_row(data)
 
 
 def _normal(column: pa.Array) -> pa.Array:
