@@ -5,11 +5,13 @@ Never (a shared process): end it, or change anything of it: signal handlers, `fa
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import logging
 import os
 import pickle
+import resource
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -60,6 +62,7 @@ class OwnProcess:
 
     def __init__(self) -> None:
         _keep_freed_memory()
+        _allow_open_files()
         self.executor = os.environ.get("SPARK_EXECUTOR_DIRS", "")
         folders = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")  # that Spark gives its tasks for what they spill
         self.local_folders = tuple(filter(None, folders))
@@ -118,3 +121,10 @@ def _keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES)
         mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+
+
+def _allow_open_files() -> None:
+    """Allow as many open files as the system lets the process have: each part of spilled state is one, or two."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # where all that may be is more than there can be
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -83,6 +83,7 @@ class HashFilter:
         there = np.zeros(1 << bits, np.bool_)
         there[hashes >> self._shift] = True
         self._bits = np.packbits(there, bitorder="little")
+        self.nbytes = self._bits.nbytes
 
     def may_have(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
         """Return which hashes may be among them: all that are, and one of five or more of the others."""

@@ -84,6 +84,11 @@ class Part(ABC):
         Where they are, if they are not in memory.
     """
 
+    filter_bytes = 0
+    """How much of memory what is asked before a search takes."""
+    bounds: tuple[Any, Any] = np.uint64(0), np.uint64(2**64 - 1)
+    """The least and the greatest hash of its rows, as far as they are known."""
+
     def __init__(self, name: str, table: Any, layout: Layout, file: str = "") -> None:
         self.name = name
         self.table = table
@@ -166,6 +171,8 @@ class PartByHash(Part):
 
     def __init__(self, name: str, table: Any, layout: Layout, file: str = "", marked: Any = None) -> None:
         super().__init__(name, table, layout, file)
+        self.bounds = self.hashes[0], self.hashes[-1]
+        self._filter: HashFilter | None = None
         self.marked = marked
         self._marked_rows = 0 if marked is None else int(np.count_nonzero(marked))
         self._order = self._numbers(ORDER) if ORDER in table.column_names else None
@@ -176,7 +183,8 @@ class PartByHash(Part):
     def as_of(self, before: Any) -> None:
         """Take on which rows are over, of the part that this was in memory."""
         self._over_us, self._first_us = before._over_us, before._first_us
-        self._expired = self._due_until(self._over_us)
+        if self._order is not None:
+            self._expired = self._due_until(self._over_us)
 
     def follows(self, before: Part) -> bool:
         """Whether all its rows are after those of another, so that no key is in both."""
@@ -254,17 +262,18 @@ class PartByHash(Part):
             kept &= ~self.marked[begin:end]
         return rows if kept.all() else rows.filter(pa.array(kept))
 
-    def cut(self, low: Any, high: Any) -> tuple[int, int]:
-        """Return where the rows begin and end whose hashes are from the first to the last of some."""
-        return _cut(self.hashes, low, high)
-
-    @cached_property
-    def _filter(self) -> HashFilter | None:
-        return HashFilter(self.hashes) if self.table.num_rows >= _FILTERED_ROWS else None
+    def filter_hashes(self) -> None:
+        """Hold what says of most hashes that are not among its own that they are not."""
+        if self._filter is None and self.table.num_rows >= _FILTERED_ROWS:
+            self._filter = HashFilter(self.hashes)
+            self.filter_bytes = self._filter.nbytes
+            self.nbytes += 0 if self.file else self.filter_bytes
 
     def find(self, hashes: Any) -> Iterator[tuple[Any, Any]]:
         """Yield the rows of hashes that are not over by a mark: some at a time, if there are many of one hash."""
         some = None
+        if not self.file:
+            self.filter_hashes()
         if self._filter is not None:
             (some,) = np.nonzero(self._filter.may_have(hashes))
             hashes = hashes[some]
@@ -298,6 +307,7 @@ class PartByTime(Part):
         self._times = self.times[begins]
         self._starts = np.concatenate([begins, [len(self.times)]])
         self._live = 0
+        self._last_us = int(self._times[-1])
 
     def as_of(self, before: Any) -> None:
         """Take on which rows are over, of the part that this was in memory."""
@@ -313,10 +323,10 @@ class PartByTime(Part):
         """By when the next row is over."""
         return int(self._times[self._live]) if self._live < len(self._times) else NEVER_US
 
-    @property
-    def rows_by_time(self) -> tuple[Any, Any]:
-        """The times of rows that count, in order, and how many there are of each."""
-        return self._times[self._live :], np.diff(self._starts[self._live :])
+    def rows_by_time(self, until_us: int = NEVER_US) -> tuple[Any, Any]:
+        """Return the times up to one of rows that count, in order, and how many there are of each."""
+        end = int(np.searchsorted(self._times, until_us, side="right"))
+        return self._times[self._live : end], np.diff(self._starts[self._live : max(end, self._live) + 1])
 
     def expire(self, until_us: int) -> None:
         """Take note that the rows whose time is this, or before, are over."""
@@ -336,6 +346,8 @@ class PartByTime(Part):
 
         With the first and the last of hashes, only the rows of these, which come in the order of both then.
         """
+        if times[0] > self._last_us or times[-1] < self.first_us:
+            return
         first = max(self._live, int(np.searchsorted(self._times, times[0], side="left")))
         last = int(np.searchsorted(self._times, times[-1], side="right"))
         (wanted,) = np.nonzero(np.isin(self._times[first:last], times, assume_unique=True))
@@ -349,7 +361,7 @@ class PartByTime(Part):
         hashes: Any = self.hashes
         for number in (wanted + first).tolist():
             begin, end = int(self._starts[number]), int(self._starts[number + 1])
-            left, right = _cut(hashes[begin:end], low, high)
+            left, right = cut(hashes[begin:end], low, high)
             yield self.between(begin + left, begin + right)
 
     def _sort(self) -> None:
@@ -395,8 +407,8 @@ def reordered(table: Any, layout: Layout, *, by_hash: bool = False) -> tuple[Any
     return in_one_piece(table.take(pa.array(order))), False
 
 
-def _cut(hashes: Any, low: Any, high: Any) -> tuple[int, int]:
-    """Return where hashes from one to another begin and end, among such as are in order."""
+def cut(hashes: Any, low: Any, high: Any) -> tuple[int, int]:
+    """Return where hashes from one to another begin and end, both included, among such as are in order."""
     return int(np.searchsorted(hashes, low)), int(np.searchsorted(hashes, high, side="right"))
 
 

@@ -31,7 +31,7 @@ import pyarrow as pa
 
 from headgate.state.arrays import order_of, order_of_numbers
 from headgate.state.mapped_files import give_back, mapped_array, mapped_table
-from headgate.state.part import MARKED, ORDER, Layout, Part, PartByHash, PartByTime, ordered, reordered
+from headgate.state.part import MARKED, NEVER_US, ORDER, Layout, Part, PartByHash, PartByTime, cut, ordered, reordered
 from headgate.state.watermarks import LEAST_US
 
 FAN_IN = 4
@@ -119,6 +119,7 @@ class SortedRuns:
         """
         if not table.num_rows:
             return False
+        table = pa.table(table.columns, names=table.column_names)  # any column may be null, as in what comes
         if marked is not None:
             table = table.append_column(MARKED, pa.array(marked))
         table, is_as_it_was = reordered(table, self.layout)
@@ -149,8 +150,13 @@ class SortedRuns:
             Which of them are looked for. What is found may be taken out of it meanwhile.
         """
         in_order = order_of(hashes)  # neighbours are found near each other, which caches like
+        ordered_hashes = hashes[in_order]
         for part in self.parts:
-            left = in_order[wanted[in_order]]
+            begin, end = cut(ordered_hashes, *part.bounds)
+            left = in_order[begin:end]
+            left = left[wanted[left]]
+            if not len(left):
+                continue
             for ours, places in part.find(hashes[left]):
                 yield part, left[ours], places
             if part.file:
@@ -211,11 +217,6 @@ class SortedRuns:
         _forget([part])
         return made
 
-    def hash_ranges(self) -> Iterator[tuple[Any, Any]]:
-        """Yield the first and the last hash of ranges, one if all is in memory, whose rows fit a quarter of that."""
-        spilled = any(part.file for part in self.parts)
-        yield from _hash_ranges(self._hash_ranges_of(self.parts) if spilled else 1)
-
     def close(self) -> None:
         """Delete all files."""
         _forget(self.parts)
@@ -266,12 +267,12 @@ class SortedRuns:
         if not self.layout.by_time:
             bounded = bounded or any(part.file for _, part in parts)
             for low, high in _hash_ranges(self._hash_ranges_of(part for _, part in parts) if bounded else 1):
-                found = [(number, part.between(*part.cut(low, high))) for number, part in parts]  # type: ignore[attr-defined]
-                yield from _in_range(found)
+                there = [(number, part) for number, part in parts if part.bounds[0] <= high and low <= part.bounds[1]]
+                yield from _in_range([(number, part.between(*cut(part.hashes, low, high))) for number, part in there])
             return
-        there, rows = _rows_by_time(part for _, part in parts)
-        if times is not None:
-            wanted = there <= times if isinstance(times, int) else np.isin(there, times, assume_unique=True)
+        there, rows = _rows_by_time((part for _, part in parts), times if isinstance(times, int) else NEVER_US)
+        if isinstance(times, np.ndarray):
+            wanted = np.isin(there, times, assume_unique=True)
             there, rows = there[wanted], rows[wanted]
         limit = self._rows_of_a_range(part for _, part in parts)
         spilled = bounded or any(part.file and part.has(there) for _, part in parts)  # type: ignore[attr-defined]
@@ -314,7 +315,10 @@ class SortedRuns:
             return []
         table = ordered(table, self.layout)
         step = -(-table.num_rows // max(1, -(-table.nbytes // part_bytes(self._memory_bytes))))
-        return [self._part(self._name(), table.slice(begin, step)) for begin in range(0, table.num_rows, step)]
+        pieces = [table.slice(begin, step) for begin in range(0, table.num_rows, step)]
+        if len(pieces) > 1:  # each is forgotten alone
+            pieces = list(map(_copied, pieces))
+        return [self._part(self._name(), each) for each in pieces]
 
     def _spill(self) -> None:
         """Write the largest runs to files, if there is more in memory than may be."""
@@ -323,18 +327,23 @@ class SortedRuns:
             largest[:] = [part if part.file else self._in_file(part) for part in largest]
 
     def _in_file(self, part: Part) -> Part:
-        made = self._written(part.name, part.table, getattr(part, "marked", None))
+        table = ordered(part.table, self.layout, by_hash=True)
+        made = self._written(part.name, table, getattr(part, "marked", None))
         made.as_of(part)
         return made
 
     def _in_files(self, tables: Iterable[Any]) -> Run:
         """Return a run of tables, the later of which has the later times or hashes."""
         most = min(PART_BYTES, self._memory_bytes // 4)
-        return [self._written(self._name(), each) for each in _joined((each for each in tables if each.num_rows), most)]
+        run: Run = []
+        for each in _joined((each for each in tables if each.num_rows), most):
+            table = ordered(each, self.layout, by_hash=True)
+            step = -(-table.num_rows // max(1, table.nbytes // max(1, most)))
+            run += [self._written(self._name(), table.slice(begin, step)) for begin in range(0, table.num_rows, step)]
+        return run
 
     def _written(self, name: str, table: Any, marked: Any = None) -> Part:
-        """Return rows as a part in a file."""
-        table = ordered(table, self.layout, by_hash=True)
+        """Return rows, which are in order, as a part in a file."""
         if MARKED in table.column_names:
             marked, table = table.column(MARKED).to_numpy(), table.drop_columns([MARKED])
         if not self.layout.by_time:
@@ -351,7 +360,11 @@ class SortedRuns:
             with open(marks_file(path), "wb") as file:
                 file.write((np.zeros(table.num_rows, np.bool_) if marked is None else marked).tobytes())
             marked = mapped_array(marks_file(path), np.bool_, "r+")
-        return self._part(name, mapped_table(path), marked, path)
+        part = self._part(name, mapped_table(path), marked, path)
+        filters = sum(each.filter_bytes for each in self.parts if each.file)
+        if isinstance(part, PartByHash) and filters + table.num_rows <= self._memory_bytes // 8:
+            part.filter_hashes()
+        return part
 
 
 def marks_file(path: str) -> str:
@@ -388,9 +401,9 @@ def _forget(parts: Iterable[Part]) -> None:
                 os.unlink(marks_file(part.file))
 
 
-def _rows_by_time(parts: Iterable[Any]) -> tuple[Any, Any]:
-    """Return the times that there are rows of, in order, and how many there are of each."""
-    counted = [part.rows_by_time for part in parts]
+def _rows_by_time(parts: Iterable[Any], until_us: int = NEVER_US) -> tuple[Any, Any]:
+    """Return the times up to one that there are rows of, in order, and how many there are of each."""
+    counted = [part.rows_by_time(until_us) for part in parts]
     if not counted:
         return np.empty(0, np.int64), np.empty(0, np.int64)
     times, of = np.unique(np.concatenate([times for times, _ in counted]), return_inverse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 from collections import Counter
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headgate.operators.key_hash import key_hash
 from headgate.state import sorted_runs
 from headgate.state.part import HASH, MARKED, NEVER_US, Layout, Marks, PartByHash, marks_of
 from headgate.state.sorted_runs import FAN_IN, SortedRuns, stretches
@@ -251,3 +253,74 @@ def test_the_hash_of_a_stored_row_is_what_it_is_ordered_by() -> None:
     hashes = np.array([5, 3, 4], np.uint64)
     runs.add(pa.table({HASH: pa.array(hashes), "time": [NEVER_US] * 3, "key": [5, 3, 4]}))
     assert runs.parts[0].stored.column("key").to_pylist() == [3, 4, 5]
+
+
+def world_of_parts(folder: Path, keys: int = 40_000, **layout: Any) -> SortedRuns:
+    """Return one run of many parts in files."""
+    made = Layout(tuple(COLUMNS), "time", lambda table: key_hash([table.column("key").chunk(0)]), **layout)
+    runs = SortedRuns(made, name=lambda: "x", memory_bytes=1 << 16, spill_folder=str(folder))
+    for begin in range(0, keys, keys // FAN_IN):
+        more = np.arange(begin, begin + keys // FAN_IN)
+        runs.add(rows(more, np.full(len(more), NEVER_US), pa.array(more)))
+    (run,) = runs.runs
+    assert len(run) > 20 and all(part.file for part in run)
+    return runs
+
+
+def test_a_part_is_searched_only_for_hashes_that_it_may_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch costs what it is, however many parts there are."""
+    runs = world_of_parts(tmp_path)
+    searched = []
+    find = PartByHash.find
+    monkeypatch.setattr(PartByHash, "find", lambda part, hashes: searched.append(len(hashes)) or find(part, hashes))
+    hashes = key_hash([pa.array(np.arange(0, 40_000, 400))])
+    found = [(place, part.take(places).column("key")[0].as_py()) for part, (place,), places in runs_of(runs, hashes)]
+    assert sorted(found) == [(place, place * 400) for place in range(100)]
+    assert np.sum(searched) == 100
+
+
+def runs_of(runs: SortedRuns, hashes: Any) -> Any:
+    """Yield what is found of each hash."""
+    for part, ours, places in runs.find(hashes, np.ones(len(hashes), bool)):
+        for our, place in zip(ours.tolist(), places.tolist()):
+            yield part, (our,), np.array([place])
+
+
+def test_rows_that_are_never_over_take_no_memory_for_their_order(tmp_path: Path) -> None:
+    runs = world_of_parts(tmp_path)
+    runs.expire(5)
+    assert all(part._order is None for part in runs.parts)  # type: ignore[attr-defined]
+
+
+def test_a_key_of_many_rows_is_in_several_parts(tmp_path: Path) -> None:
+    """So that none of them is larger than others."""
+    runs = SortedRuns(
+        Layout(tuple(COLUMNS), "time", hashes_of), name=lambda: "x", memory_bytes=1 << 16, spill_folder=str(tmp_path)
+    )
+    for _ in range(FAN_IN):
+        runs.add(rows(np.zeros(10_000), np.full(10_000, NEVER_US), pa.array(np.arange(10_000))))
+    assert max(part.nbytes for part in runs.parts) <= 1 << 16
+    assert [part.rows for part in runs.parts if part.rows] and runs.rows == FAN_IN * 10_000
+
+
+def test_what_is_forgotten_of_a_run_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although other parts of it stay."""
+    monkeypatch.setattr(sorted_runs, "PART_BYTES", 1 << 16)
+    before = pa.total_allocated_bytes()
+    runs = SortedRuns(Layout(tuple(COLUMNS), "time", hashes_of, by_time=True), name=lambda: "x")
+    times = np.arange(100_000)
+    runs.add(rows(times, times, pa.array(times)))
+    runs.expire(98_000)
+    gc.collect()
+    assert pa.total_allocated_bytes() - before <= 3 << 16
+
+
+def test_columns_that_could_hold_no_null_are_merged_with_others() -> None:
+    """As an earlier version stored them."""
+    runs = SortedRuns(Layout(tuple(COLUMNS), "time", hashes_of), name=lambda: "x")
+    table = rows([1, 2], [NEVER_US] * 2, pa.array([1, 2]))
+    strict = pa.schema([field.with_nullable(False) for field in table.schema])
+    for _ in range(FAN_IN):
+        runs.adopt("x", table.cast(strict))
+        runs.add(table)
+    assert runs.rows == 4 * FAN_IN and len(runs.runs) < 2 * FAN_IN

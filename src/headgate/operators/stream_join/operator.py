@@ -268,7 +268,8 @@ class StreamJoin(KeyedOperator):
                 emit(self._unmatched(number, batch.filter(pa.array(alone))), split_id)
         if kept.any():
             self._kept[number].add(batch.filter(pa.array(kept)), hashes[kept], expiry[kept], matched[kept])
-        self._kept[0].runs.shrink()
+        if self._marks(0) == "over":
+            self._kept[0].runs.shrink()
 
     def _reached(self, hashes: Any) -> Any:
         """Return up to where the watermark was for each row, in microseconds."""
@@ -310,7 +311,7 @@ class StreamJoin(KeyedOperator):
         """Return the state: up to where the watermark was, what is matched, and the rows that are kept."""
         parts = [each.runs.parts for each in self._kept]
         left, right = ([part.name for part in each] for each in parts)
-        matched = {part.name: part.marks for each in parts for part in each if part.marks}
+        matched = {part.name: marks for each in parts for part in each if (marks := part.marks)}
         head = _Head(reached=self._watermarks.ranges(), parts=(left, right), matched=matched)
         stored = [part for each in self._kept for part in each.stored()]
         return keyed_chunks(self._context.key_groups, (self._new_name(), head), stored)

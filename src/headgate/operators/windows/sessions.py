@@ -29,7 +29,7 @@ Follows Spark 4.3's ``session_window``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -44,7 +44,7 @@ from headgate.protocol.operator_context import OperatorContext
 from headgate.state.arrays import distinct, equal_values, one_array, order_of, order_of_numbers
 from headgate.state.chunks import RestoredChunk
 from headgate.state.mapped_files import give_back
-from headgate.state.part import Layout, marks_of
+from headgate.state.part import Layout, PartByHash, marks_of
 from headgate.state.sorted_runs import part_bytes
 
 START, END = "start", "end"
@@ -152,14 +152,8 @@ class SessionAggregate(WindowedAggregate):
             return
         self._flush()
         put_back: list[Any] = []
-        due = list(self._runs.due(watermark))
-        for low, high in self._runs.hash_ranges() if due else ():
-            hashes = [part.hashes[places] for part, places in due]
-            wanted = distinct(np.concatenate([each[(each >= low) & (each <= high)] for each in hashes]))
-            rows = self._taken(wanted)
-            if rows is None:
-                continue
-            merged = self._merged(rows)
+        for hashes in self._due(watermark):
+            merged = self._merged(self._taken(hashes))
             ends = merged.column(END).to_numpy()
             over = ends <= watermark
             if not over.all():
@@ -189,13 +183,32 @@ class SessionAggregate(WindowedAggregate):
 
     # Taking out and merging.
 
+    def _due(self, watermark: int) -> Iterator[Any]:
+        """Yield hashes of keys of which something has ended, some at a time: they are taken out meanwhile."""
+        while True:
+            found: list[Any] = []
+            left = self._runs.range_rows
+            for part in self._runs.parts:
+                if part.first_us > watermark or not left:
+                    continue
+                assert isinstance(part, PartByHash)
+                places = part.due(watermark)[:left]
+                if len(places):
+                    found.append(part.hashes[places])
+                    left -= len(places)
+                else:
+                    part.expire(watermark)
+            if not found:
+                return
+            yield distinct(np.concatenate(found))
+
     def _taken(self, hashes: Any) -> Any:
-        """Take all out of the state that is of keys with these hashes; None: it is taken already."""
+        """Take all out of the state that is of keys with these hashes."""
         taken = []
         for part, _, places in self._runs.find(hashes, np.ones(len(hashes), np.bool_)):
             taken.append(part.take(places))
             part.mark(places)
-        return pa.concat_tables(taken) if taken else None
+        return pa.concat_tables(taken)
 
     def _key_ids(self, table: Any) -> Any:
         """Return a number for each row: the same for equal keys."""

@@ -302,7 +302,7 @@ class WindowedAggregate(KeyedOperator):
         head = Head(
             fired=self._watermarks.ranges(),
             runs=[[part.name for part in run] for run in self._runs.runs],
-            dead={part.name: part.marks for part in parts if part.marks},
+            dead={part.name: marks for part in parts if (marks := part.marks)},
             aggregates=None if self.state_schema is None else self.state_schema.aggregates,
         )
         stored = [(part.name, part.stored) for part in parts]

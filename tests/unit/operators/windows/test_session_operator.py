@@ -17,6 +17,7 @@ from headgate.operators.windows import sessions, windowed
 from headgate.operators.windows.aggregates import accumulator_of
 from headgate.operators.windows.assigner import SessionWindow
 from headgate.operators.windows.windowed import Aggregated, Key
+from headgate.state.part import PartByHash
 from tests.unit.operators.windows.window_world import (
     EPOCH,
     SCHEMA,
@@ -267,3 +268,20 @@ def test_equal_hashes_are_not_equal_keys(tmp_path: Path, monkeypatch: pytest.Mon
             world.watermark(3_500)
         emitted.append(sorted(map(seconds, world.finish())))
     assert emitted[0] == emitted[1] and len(emitted[0]) == 50
+
+
+def test_what_ends_is_looked_for_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much there is that does not end, and in however many files."""
+    world = subtasks(tmp_path, memory_bytes=1 << 17)
+    process(world, many([7], 1))
+    for number in range(6):
+        process(world, many(np.arange(number, 60_000, 6), 100))
+    assert world.operators[0].state_bytes[1] > 1 << 20
+    searched = []
+    find = PartByHash.find
+    monkeypatch.setattr(PartByHash, "find", lambda part, hashes: searched.append(len(hashes)) or find(part, hashes))
+    world.watermark(10_000)
+    assert list(map(seconds, world.rows())) == [(1, 6, 7, 0, 1)]
+    assert 0 < len(searched) <= 12
+    world.watermark(2**63 - 1)
+    assert len(world.rows()) == 60_001
