@@ -15,6 +15,8 @@ import resource
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import pyarrow as pa
+
 _log = logging.getLogger(__name__)
 
 STUCK_STATUS = 87
@@ -121,6 +123,7 @@ def _keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES)
         mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+        pa.set_memory_pool(pa.system_memory_pool())  # Arrow's, too: its own allocator gives back soon
 
 
 def _allow_open_files() -> None:
