@@ -324,3 +324,12 @@ def test_columns_that_could_hold_no_null_are_merged_with_others() -> None:
         runs.adopt("x", table.cast(strict))
         runs.add(table)
     assert runs.rows == 4 * FAN_IN and len(runs.runs) < 2 * FAN_IN
+
+
+def test_with_the_last_time_all_is_over(tmp_path: Path) -> None:
+    """Also what is never over, and in files."""
+    runs = world_of_parts(tmp_path)
+    runs.expire(NEVER_US - 1)
+    assert runs.rows == 40_000
+    runs.expire(NEVER_US)
+    assert runs.runs == [] and not [path for path in tmp_path.rglob("*") if path.is_file()]
