@@ -102,7 +102,7 @@ class Part(ABC):
         return self.table.column(name).chunk(0).to_numpy()
 
     def follows(self, before: Part) -> bool:
-        """Whether all its rows are after those of another, so that no key is in both."""
+        """Whether all its rows are after those of another."""
         return False
 
     @property
@@ -187,7 +187,7 @@ class PartByHash(Part):
             self._expired = self._due_until(self._over_us)
 
     def follows(self, before: Part) -> bool:
-        """Whether all its rows are after those of another, so that no key is in both."""
+        """Whether all its rows are after those of another."""
         return bool(before.hashes is not None and self.hashes[0] > before.hashes[-1])
 
     @property

@@ -115,7 +115,8 @@ class SortedRuns:
         over_us
             The rows whose time is this, or before, are over.
         follows
-            Whether it is of the same run as the one before. It is, too, if its hashes come after that one's.
+            Whether it is of the same run as the one before. Where no rows are combined it is, too, if its hashes come
+            after that one's.
         """
         if not table.num_rows:
             return False
@@ -127,7 +128,9 @@ class SortedRuns:
         part.expire(over_us)
         if not part.rows:
             return False
-        if not self.runs or not (follows or part.follows(self.runs[-1][-1])):
+        if not follows and self.runs and self.layout.combined is None:  # no key need be in a run once
+            follows = part.follows(self.runs[-1][-1])
+        if not follows or not self.runs:
             self.runs.append([])
         self.runs[-1].append(part)
         if self._memory_bytes and self.bytes_held[0] > self._memory_bytes:

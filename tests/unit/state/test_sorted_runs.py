@@ -333,3 +333,12 @@ def test_with_the_last_time_all_is_over(tmp_path: Path) -> None:
     assert runs.rows == 40_000
     runs.expire(NEVER_US)
     assert runs.runs == [] and not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_parts_in_the_order_of_an_earlier_version_are_no_run_with_those_of_another() -> None:
+    """Although their hashes come after those of the last one: a key may be in the first one, too."""
+    runs = SortedRuns(Layout(tuple(COLUMNS), "time", hashes_of, combined=summed), name=lambda: "x")
+    for number, (keys, follows) in enumerate([([1, 9], False), ([2, 3], True), ([8, 9], False)]):
+        table = rows(keys, [NEVER_US] * 2, pa.array([1, 1]))
+        runs.adopt(f"{number}", table, follows=follows)
+    assert sorted(row["key"] for table in runs.merged() for row in table.to_pylist()) == [1, 2, 3, 8, 9]
