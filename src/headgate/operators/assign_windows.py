@@ -12,7 +12,8 @@ from functools import cached_property
 import pyarrow as pa
 
 from headgate.operators.operator import Emit, Operator
-from headgate.operators.windows.assigner import LEAST_US, Buckets, TimeWindow
+from headgate.operators.windows.assigner import Buckets, TimeWindow
+from headgate.state.watermarks import LEAST_US
 
 
 class AssignWindows(Operator):

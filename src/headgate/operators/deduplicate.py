@@ -86,13 +86,10 @@ class Deduplicate(KeyedOperator):
         self._new_name = partial(next, context.chunk_names())
         self._late_rows = 0
         self._watermarks = KeyGroupWatermarks(context.key_groups, context.max_parallelism)
-        self._layout = Layout((HASH, EXPIRY, *self._columns), EXPIRY, self._hashes)
+        self._layout = Layout((HASH, EXPIRY, *self._columns), EXPIRY)
         self._known = SortedRuns(
             self._layout, name=self._new_name, memory_bytes=context.memory_bytes, spill_folder=context.spill_folder
         )
-
-    def _hashes(self, keys: Any) -> Any:
-        return key_hash([one_array(keys.column(name)) for name in self._columns])
 
     @property
     def late_rows(self) -> int:
@@ -196,7 +193,7 @@ class Deduplicate(KeyedOperator):
             name = chunk.chunk_id
             if not chunk.whole:
                 groups = groups_of_hashes(one_array(table.column(HASH)).to_numpy(), self._context.max_parallelism)
-                name, table = self._new_name(), table.filter(pa.array((groups >= own.first) & (groups <= own.last)))
+                name, table = self._new_name(), table.filter(pa.array(own.holds(groups)))
             self._known.adopt(name, table)
             yield
         self._watermarks.settle()

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from headgate.operators.operator import Emit, Operator
+from headgate.state.arrays import numbers_from
 
 
 class Explode(Operator):
@@ -62,7 +63,7 @@ class Explode(Operator):
         lengths = np.where(lists.is_valid().to_numpy(zero_copy_only=False), np.diff(starts), 0)
         rows = np.maximum(lengths, 1) if self._outer else lengths
         parents = np.repeat(np.arange(batch.num_rows), rows)
-        numbers = np.arange(len(parents)) - np.repeat(np.cumsum(rows) - rows, rows)
+        numbers = numbers_from(np.zeros_like(rows), rows)
         none = numbers >= lengths[parents]
         places = pa.array(numbers + starts[parents], mask=none)
         columns = [batch.column(each).take(pa.array(parents)) for each in self._kept]

@@ -22,7 +22,7 @@ from headgate.expressions.expressions import Node
 from headgate.operators.key_hash import key_hash
 from headgate.operators.operator import Emit, Operator
 from headgate.operators.windows.windowed import comparable_key
-from headgate.state.arrays import equal_values, one_array
+from headgate.state.arrays import equal_values, numbers_from, one_array
 
 JoinKind = Literal["inner", "left", "semi", "anti"]
 _indexing = threading.Lock()
@@ -179,7 +179,7 @@ class StaticJoin(Operator):
         counts = np.searchsorted(hashes, wanted, "right") - begin
         counts[~matchable(keys, self.table.null_safe)] = 0
         ours = np.repeat(np.arange(batch.num_rows), counts)
-        theirs = np.arange(len(ours)) - np.repeat(np.cumsum(counts) - counts, counts) + begin[ours]
+        theirs = numbers_from(begin, counts)
         same = np.ones(len(ours), np.bool_)
         for left, right in zip(keys, of_table, strict=True):
             same &= equal_values(left.take(pa.array(ours)), right.take(pa.array(theirs)))

@@ -7,6 +7,8 @@ Follows docs/architecture.md, "Stages and exchanges"; Flink's KeyGroupRangeAssig
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 
@@ -18,6 +20,10 @@ class KeyGroupRange(msgspec.Struct, frozen=True, order=True):
 
     def __contains__(self, key_group: int) -> bool:
         return self.first <= key_group <= self.last
+
+    def holds(self, key_groups: Any) -> Any:
+        """Return which key groups of an array are among these."""
+        return (key_groups >= self.first) & (key_groups <= self.last)
 
     def __len__(self) -> int:
         return self.last - self.first + 1

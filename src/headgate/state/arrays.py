@@ -12,8 +12,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headgate.state.hash_index import packed
-
 _ROWS_OF_A_TIME = 256
 """If there are so many rows of each time, those of each are sorted apart."""
 
@@ -28,6 +26,24 @@ def one_array(column: Any) -> Any:
 def in_one_piece(table: Any) -> Any:
     """Return a table whose columns have one chunk each."""
     return table if all(column.num_chunks == 1 for column in table.columns) else table.combine_chunks()
+
+
+def numbers_from(first: Any, many: Any) -> Any:
+    """Return so many whole numbers from each of some, one range after the other."""
+    before = np.cumsum(many) - many
+    return np.arange(int(many.sum())) + np.repeat(first - before, many)
+
+
+def packed(hashes: Any) -> tuple[Any, np.uint64]:
+    """Return numbers that are in the order of hashes, nearly, and of places: the places are what a mask leaves of each.
+
+    The upper bits are those of a hash, as many as there is room for.
+    """
+    mask = np.uint64((1 << len(hashes).bit_length()) - 1)
+    numbers = hashes & ~mask
+    numbers |= np.arange(len(hashes), dtype=np.uint64)
+    numbers.sort()
+    return numbers, mask
 
 
 def order_of(hashes: Any) -> Any:

@@ -126,6 +126,13 @@ def read_part(chunk: RestoredChunk) -> Any:
     return table.replace_schema_metadata(None)
 
 
+def read_head(chunk: RestoredChunk) -> bytes:
+    """Return what a head says; raises as `read_part`."""
+    says = head_in(read_part(chunk))
+    assert says is not None, f"{chunk.chunk_id} is no head"
+    return says
+
+
 def serialized(table: Any) -> bytes:
     """Return rows of the state as they are stored: `read_part` reads them. Any thread."""
     table = table.replace_schema_metadata({"version": str(STATE_VERSION)})

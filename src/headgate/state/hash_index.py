@@ -12,24 +12,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from headgate.state.arrays import numbers_from, packed
+
 Hashes = npt.NDArray[np.uint64]
 Places = npt.NDArray[np.int64]
 Store = Callable[[pa.Table], pa.Table]
 """Stores a table where it takes no memory, or returns it as it is."""
 
 _NONE: Places = np.zeros(0, np.int64)
-
-
-def packed(hashes: Hashes) -> tuple[Hashes, np.uint64]:
-    """Return numbers that are in the order of hashes, nearly, and of places: the places are what a mask leaves of each.
-
-    The upper bits are those of a hash, as many as there is room for.
-    """
-    mask = np.uint64((1 << len(hashes).bit_length()) - 1)
-    numbers = hashes & ~mask
-    numbers |= np.arange(len(hashes), dtype=np.uint64)
-    numbers.sort()
-    return numbers, mask
 
 
 class HashIndex:
@@ -61,9 +51,8 @@ class HashIndex:
         (hit,) = np.nonzero(numbers.take(first, mode="clip") & ~self._mask == low)
         if not len(hit):
             return _NONE, _NONE
-        first = first[hit]
-        counts = np.searchsorted(numbers, low[hit] | self._mask) - first  # no row has the number of all ones
-        place = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts) + np.repeat(first, counts)
+        counts = np.searchsorted(numbers, low[hit] | self._mask) - first[hit]  # no row has the number of all ones
+        place = numbers_from(first[hit], counts)
         rows: Any = numbers[place] & self._mask
         return rows.astype(np.int64), np.repeat(hit, counts)
 

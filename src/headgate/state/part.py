@@ -26,6 +26,7 @@ import pyarrow as pa
 
 from headgate.state.arrays import in_one_piece, is_in_order, order_of, order_of_numbers, order_of_times
 from headgate.state.hash_index import HashFilter, HashIndex
+from headgate.state.watermarks import LEAST_US
 
 HASH, ORDER, MARKED = "hash", "order", "marked"
 """Columns beside those of the rows: the hash of the key; the places in the order of time; whether it is marked."""
@@ -52,7 +53,7 @@ class Layout(msgspec.Struct, frozen=True):
     time
         The one with the watermark by which a row is over, in microseconds.
     hashes
-        Returns the hashes of the keys of rows.
+        Returns the hashes of the keys of rows; None: a column has them.
     by_time
         Whether rows are in the order of their times first, and not of their hashes.
     combined
@@ -63,10 +64,15 @@ class Layout(msgspec.Struct, frozen=True):
 
     columns: tuple[str, ...]
     time: str
-    hashes: Callable[[Any], Any]
+    hashes: Callable[[Any], Any] | None = None
     by_time: bool = False
     combined: Callable[[Any], Any] | None = None
     marks: Marks = None
+
+    def hashes_of(self, table: Any) -> Any:
+        """Return the hashes of the keys of rows that have no column of them."""
+        assert self.hashes is not None
+        return self.hashes(table)
 
 
 class Part(ABC):
@@ -84,6 +90,8 @@ class Part(ABC):
         Where they are, if they are not in memory.
     """
 
+    marked: Any = None
+    """Which rows are marked; None: none can be."""
     filter_bytes = 0
     """How much of memory what is asked before a search takes."""
     bounds: tuple[Any, Any] = np.uint64(0), np.uint64(2**64 - 1)
@@ -100,6 +108,11 @@ class Part(ABC):
 
     def _numbers(self, name: str) -> Any:
         return self.table.column(name).chunk(0).to_numpy()
+
+    @property
+    def wants_filter(self) -> bool:
+        """Whether a search would gain by `PartByHash.filter_hashes`."""
+        return False
 
     def follows(self, before: Part) -> bool:
         """Whether all its rows are after those of another."""
@@ -177,7 +190,7 @@ class PartByHash(Part):
         self._marked_rows = 0 if marked is None else int(np.count_nonzero(marked))
         self._order = self._numbers(ORDER) if ORDER in table.column_names else None
         self._expired = 0  # so many in the order of time, as far as that is known
-        self._over_us = -NEVER_US
+        self._over_us = LEAST_US
         self._first_us = int(self.times.min() if self._order is None else self.times[self._order[0]])
 
     def as_of(self, before: Any) -> None:
@@ -255,25 +268,27 @@ class PartByHash(Part):
         if self.layout.marks == "noted":
             rows = rows.append_column(MARKED, pa.array(np.array(self.marked[begin:end])))
         by_mark = self.layout.marks == "over" and self._marked_rows
-        if not by_mark and self._over_us == -NEVER_US:
+        if not by_mark and self._over_us == LEAST_US:
             return rows
         kept = self.times[begin:end] > self._over_us
         if by_mark:
             kept &= ~self.marked[begin:end]
         return rows if kept.all() else rows.filter(pa.array(kept))
 
+    @property
+    def wants_filter(self) -> bool:
+        """Whether a search would gain by `filter_hashes`."""
+        return self._filter is None and self.table.num_rows >= _FILTERED_ROWS
+
     def filter_hashes(self) -> None:
-        """Hold what says of most hashes that are not among its own that they are not."""
-        if self._filter is None and self.table.num_rows >= _FILTERED_ROWS:
-            self._filter = HashFilter(self.hashes)
-            self.filter_bytes = self._filter.nbytes
-            self.nbytes += 0 if self.file else self.filter_bytes
+        """Hold what says of most hashes that are not among its own that they are not: a byte a row at most."""
+        self._filter = HashFilter(self.hashes)
+        self.filter_bytes = self._filter.nbytes
+        self.nbytes += 0 if self.file else self.filter_bytes
 
     def find(self, hashes: Any) -> Iterator[tuple[Any, Any]]:
         """Yield the rows of hashes that are not over by a mark: some at a time, if there are many of one hash."""
         some = None
-        if not self.file:
-            self.filter_hashes()
         if self._filter is not None:
             (some,) = np.nonzero(self._filter.may_have(hashes))
             hashes = hashes[some]
@@ -373,14 +388,14 @@ class PartByTime(Part):
 
     @cached_property
     def _index(self) -> HashIndex:
-        index = HashIndex(self.layout.hashes(self.table))
+        index = HashIndex(self.layout.hashes_of(self.table))
         self.nbytes += index.nbytes
         return index
 
     def find(self, hashes: Any) -> Iterator[tuple[Any, Any]]:
         """Yield the rows of hashes that are not over."""
         places, ours = self._index.rows(hashes)
-        kept = (places >= self.over) & (self.layout.hashes(self.table.take(pa.array(places))) == hashes[ours])
+        kept = (places >= self.over) & (self.layout.hashes_of(self.table.take(pa.array(places))) == hashes[ours])
         yield ours[kept], places[kept]
 
 
@@ -399,7 +414,7 @@ def reordered(table: Any, layout: Layout, *, by_hash: bool = False) -> tuple[Any
         order = np.argsort(times, kind="stable")
     else:
         if HASH not in table.column_names:
-            table = table.append_column(HASH, pa.array(layout.hashes(table)))
+            table = table.append_column(HASH, pa.array(layout.hashes_of(table)))
         hashes = table.column(HASH).chunk(0).to_numpy()
         if not layout.by_time and is_in_order(hashes):
             return table, True

@@ -69,6 +69,7 @@ class SortedRuns:
         self._memory_bytes = memory_bytes
         self._folder = spill_folder
         self._files = 0
+        self._filter_bytes = 0  # of parts in files
         self.runs: list[Run] = []
 
     @property
@@ -160,10 +161,20 @@ class SortedRuns:
             left = left[wanted[left]]
             if not len(left):
                 continue
+            if part.wants_filter:
+                self._filter(part)
             for ours, places in part.find(hashes[left]):
                 yield part, left[ours], places
             if part.file:
                 give_back()
+
+    def _filter(self, part: Any) -> None:
+        """Have a part filter hashes: those in files together while that takes an eighth of the memory."""
+        if part.file and self._filter_bytes + part.table.num_rows > self._memory_bytes // 8:
+            return
+        part.filter_hashes()
+        if part.file:
+            self._filter_bytes += part.filter_bytes
 
     @property
     def range_rows(self) -> int:
@@ -183,13 +194,11 @@ class SortedRuns:
         for tables, runs in self._ranges(self.runs, times):
             yield self._combined(tables, runs)
 
-    def of_times(self, times: Any) -> Iterator[Any]:
-        """Yield the rows of times, those of each key in one table, which are not combined."""
+    def of_times(self, times: Any, rows: int) -> Iterator[Any]:
+        """Yield the rows of times, of which there are so many: those of each key in one table, and not combined."""
         parts = [(number, part) for number, run in enumerate(self.runs) for part in run]
-        there, rows = self.rows_by_time()
-        many = 1
-        if any(part.file and part.has(times) for _, part in parts):  # type: ignore[attr-defined]
-            many = -(-int(rows[np.isin(there, times)].sum()) // self._rows_of_a_range(self.parts))
+        spilled = any(part.file and part.has(times) for _, part in parts)  # type: ignore[attr-defined]
+        many = -(-rows // self._rows_of_a_range(self.parts)) if spilled else 1
         for tables, _ in self._of_times(parts, times, many):
             yield _together(tables)
 
@@ -217,12 +226,12 @@ class SortedRuns:
         if part.rows and (part.over <= part.rows or (part.file and self.layout.by_time)):
             return [part]
         made = self._rewritten(part) if part.rows else []
-        _forget([part])
+        self._forget([part])
         return made
 
     def close(self) -> None:
         """Delete all files."""
-        _forget(self.parts)
+        self._forget(self.parts)
         self.runs = []
 
     # Merging.
@@ -237,7 +246,7 @@ class SortedRuns:
             merged = self.runs[-many:]
             self.runs[-many:] = [run for run in [self._one_run(merged)] if run]
             for run in merged:
-                _forget(run)
+                self._forget(run)
 
     def _one_run(self, runs: Sequence[Run]) -> Run:
         parts = [part for run in runs for part in run]
@@ -331,7 +340,7 @@ class SortedRuns:
 
     def _in_file(self, part: Part) -> Part:
         table = ordered(part.table, self.layout, by_hash=True)
-        made = self._written(part.name, table, getattr(part, "marked", None))
+        made = self._written(part.name, table, part.marked)
         made.as_of(part)
         return made
 
@@ -360,17 +369,22 @@ class SortedRuns:
         with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
             writer.write_table(table)
         if self.layout.marks is not None:
-            with open(marks_file(path), "wb") as file:
+            with open(_marks_file(path), "wb") as file:
                 file.write((np.zeros(table.num_rows, np.bool_) if marked is None else marked).tobytes())
-            marked = mapped_array(marks_file(path), np.bool_, "r+")
-        part = self._part(name, mapped_table(path), marked, path)
-        filters = sum(each.filter_bytes for each in self.parts if each.file)
-        if isinstance(part, PartByHash) and filters + table.num_rows <= self._memory_bytes // 8:
-            part.filter_hashes()
-        return part
+            marked = mapped_array(_marks_file(path), np.bool_, "r+")
+        return self._part(name, mapped_table(path), marked, path)
+
+    def _forget(self, parts: Iterable[Part]) -> None:
+        """Delete the files of parts; who still reads them has them mapped."""
+        for part in parts:
+            if part.file:
+                self._filter_bytes -= part.filter_bytes
+                os.unlink(part.file)
+                if self.layout.marks is not None:
+                    os.unlink(_marks_file(part.file))
 
 
-def marks_file(path: str) -> str:
+def _marks_file(path: str) -> str:
     """Return where the marks of a spilled part are."""
     return f"{path}.marks"
 
@@ -393,15 +407,6 @@ def _tier(rows: int) -> int:
 
 def _bytes(parts: Iterable[Part]) -> int:
     return sum(part.nbytes for part in parts)
-
-
-def _forget(parts: Iterable[Part]) -> None:
-    """Delete the files of parts; who still reads them has them mapped."""
-    for part in parts:
-        if part.file:
-            os.unlink(part.file)
-            if part.layout.marks is not None:
-                os.unlink(marks_file(part.file))
 
 
 def _rows_by_time(parts: Iterable[Any], until_us: int = NEVER_US) -> tuple[Any, Any]:

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.operators.key_hash import key_hash
+from headgate.state import part as part_module
 from headgate.state import sorted_runs
 from headgate.state.part import HASH, MARKED, NEVER_US, Layout, Marks, PartByHash, marks_of
 from headgate.state.sorted_runs import FAN_IN, SortedRuns, stretches
@@ -342,3 +343,18 @@ def test_parts_in_the_order_of_an_earlier_version_are_no_run_with_those_of_anoth
         table = rows(keys, [NEVER_US] * 2, pa.array([1, 1]))
         runs.adopt(f"{number}", table, follows=follows)
     assert sorted(row["key"] for table in runs.merged() for row in table.to_pylist()) == [1, 2, 3, 8, 9]
+
+
+def test_filters_of_parts_in_files_take_an_eighth_of_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is forgotten gives its share back."""
+    monkeypatch.setattr(part_module, "_FILTERED_ROWS", 1)
+    for keys in (20_000, 40_000, 80_000):
+        runs = world_of_parts(tmp_path / f"{keys}", keys)
+        hashes = key_hash([pa.array(np.arange(keys))])
+        assert len(list(runs_of(runs, hashes))) == keys
+        held = sum(part.filter_bytes for part in runs.parts)
+        assert 0 < held == runs._filter_bytes <= (1 << 16) // 8
+        runs.close()
+        assert runs._filter_bytes == 0

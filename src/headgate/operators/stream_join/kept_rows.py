@@ -14,8 +14,6 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from headgate.operators.key_hash import key_hash
-from headgate.operators.windows.windowed import plain_key
 from headgate.protocol.operator_context import OperatorContext
 from headgate.state.arrays import equal_values, one_array
 from headgate.state.part import HASH, MARKED, Layout, Marks, PartByHash
@@ -82,14 +80,11 @@ class KeptRows:
         self._keys = [self._names[place] for place in keys]
         self._marks = marks
         self.runs = SortedRuns(
-            Layout((HASH, EXPIRY, *self._names), EXPIRY, self._hashes, marks=marks),
+            Layout((HASH, EXPIRY, *self._names), EXPIRY, marks=marks),
             name=name,
             memory_bytes=-(-context.memory_bytes // 2),
             spill_folder=f"{context.spill_folder}/{number}",
         )
-
-    def _hashes(self, rows: Any) -> Any:
-        return key_hash([plain_key(one_array(rows.column(name))) for name in self._keys])
 
     def find(self, keys: Sequence[pa.Array], hashes: Any, wanted: Any, now_us: Any) -> Iterator[Pairs]:
         """Yield the pairs of rows that come and rows that are kept, of equal keys.

@@ -40,7 +40,7 @@ from headgate.operators.stream_join.kept_rows import KeptRows, Pairs
 from headgate.operators.windows.assigner import MOST_US
 from headgate.operators.windows.windowed import event_times, plain_key, watermark_us
 from headgate.protocol.operator_context import OperatorContext
-from headgate.state.chunks import KeyedChunk, RestoredChunk, head_in, keyed_chunks, read_part
+from headgate.state.chunks import KeyedChunk, RestoredChunk, keyed_chunks, read_head, read_part
 from headgate.state.part import PAIRS, Marks, marks_of
 from headgate.state.watermarks import KeyGroupWatermarks, Ranges
 
@@ -326,9 +326,7 @@ class StreamJoin(KeyedOperator):
         left = deque(chunks)
         parts: list[tuple[int, RestoredChunk, bytes]] = []
         while left:
-            says = head_in(read_part(left.popleft()))
-            assert says is not None
-            head = heads.decode(says)
+            head = heads.decode(read_head(left.popleft()))
             self._watermarks.take_on(head.reached)
             for number, names in enumerate(head.parts):
                 # A part may be missing, which has no key group of this subtask.
@@ -346,7 +344,7 @@ class StreamJoin(KeyedOperator):
         matched = marks_of(bits, table.num_rows)
         hashes, expiry = (table.column(place).to_numpy() for place in (0, 1))
         groups = groups_of_hashes(hashes, self._context.max_parallelism)
-        alive = (groups >= own.first) & (groups <= own.last) & (expiry > self._watermarks.at(groups))
+        alive = own.holds(groups) & (expiry > self._watermarks.at(groups))
         name = chunk.chunk_id
         if not chunk.whole or (~alive & (expiry > self._watermarks.now_us)).any():
             table, matched, name = table.filter(pa.array(alive)), matched[alive], self._new_name()

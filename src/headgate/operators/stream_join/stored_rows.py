@@ -16,7 +16,7 @@ from headgate.operators.stream_join.kept_rows import ROWS
 from headgate.operators.stream_join.operator import heads
 from headgate.operators.windows.assigner import MOST_US
 from headgate.protocol.operator_context import OperatorContext
-from headgate.state.chunks import RestoredChunk, head_in, read_part
+from headgate.state.chunks import RestoredChunk, read_head, read_part
 from headgate.state.part import marks_of
 from headgate.state.watermarks import KeyGroupWatermarks
 
@@ -39,9 +39,7 @@ def stored_rows(
     """
     left = deque(chunks)
     while left:
-        says = head_in(read_part(left.popleft()))
-        assert says is not None
-        head = heads.decode(says)
+        head = heads.decode(read_head(left.popleft()))
         watermarks = KeyGroupWatermarks(context.key_groups, context.max_parallelism)
         watermarks.take_on(head.reached)
         for side, parts in zip(SIDES, head.parts):

@@ -97,7 +97,7 @@ class StoredStates:
         now = np.array([numbers.get(name, gone) for name, *_ in header.states] + [gone], np.int16)
         before, group = table["state"].to_numpy(), table["group"].to_numpy()
         state = np.where(before < 0, before, now[np.maximum(before, 0)]).astype(np.int16)
-        own = (group >= groups.first) & (group <= groups.last) & (state != gone)
+        own = groups.holds(group) & (state != gone)
         table = table.set_column(0, table.schema.field(0), pa.array(state))
         table = table if own.all() else table.filter(pa.array(own))
         return self._converted(table, header) if self.are_converted(header) else table

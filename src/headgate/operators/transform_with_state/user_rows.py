@@ -121,13 +121,13 @@ class Flavor(ABC):
 def values_of(column: pa.ChunkedArray) -> list[Any]:
     """Return a column's values as Python's: as ``to_pylist``, which takes several times as long for timestamps."""
     kind = column.type
-    bounds = pc.min_max(column.cast(pa.int64())) if pa.types.is_timestamp(kind) and kind.unit == "us" else None
+    micros = column.cast(pa.int64()) if pa.types.is_timestamp(kind) and kind.unit == "us" else None
     found: list[Any]
-    if bounds is None or not ((bounds["min"].as_py() or 0) > _FIRST_US and (bounds["max"].as_py() or 0) < _LAST_US):
+    if micros is None or not all(_FIRST_US < (each.as_py() or 0) < _LAST_US for each in pc.min_max(micros).values()):
         found = column.to_pylist()
         return found
     zone = None if kind.tz is None else pa.scalar(0, kind).as_py().tzinfo
-    since = column.cast(pa.int64()).fill_null(0).to_numpy().view("m8[us]").tolist()
+    since = micros.fill_null(0).to_numpy().view("m8[us]").tolist()
     found = list(map(datetime.datetime(1970, 1, 1, tzinfo=zone).__add__, since))
     if zone is not None:
         found = list(map(zone.fromutc, found))

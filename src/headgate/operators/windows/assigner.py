@@ -28,11 +28,11 @@ import numpy as np
 import numpy.typing as npt
 
 from headgate.expressions.expressions import Node, text_of
+from headgate.state.arrays import numbers_from
 
 Micros = npt.NDArray[np.int64]
 """Event times."""
 MOST_US = 2**63 - 1
-LEAST_US = -(2**63)
 
 
 class TimeWindow(msgspec.Struct, frozen=True):
@@ -210,8 +210,7 @@ class Buckets:
         first = np.maximum(first, _ended_windows(base, self.slide_us, before) + 1)
         last = np.minimum(numbers, _ended_windows(base, self.slide_us, horizon))
         many = np.maximum(0, last - first + 1)
-        windows = np.arange(int(many.sum())) - np.repeat(np.cumsum(many) - many - first, many)
-        found: Micros = windows * self.slide_us + buckets[0]
+        found: Micros = numbers_from(first, many) * self.slide_us + buckets[0]
         return found
 
 

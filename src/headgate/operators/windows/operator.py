@@ -30,15 +30,16 @@ import pyarrow as pa
 from headgate.operators.key_hash import key_groups
 from headgate.operators.operator import Emit
 from headgate.operators.windows.aggregates import ORDERED, merge
-from headgate.operators.windows.assigner import LEAST_US, MOST_US, Buckets, NoWindow, TimeWindow
+from headgate.operators.windows.assigner import MOST_US, Buckets, NoWindow, TimeWindow
 from headgate.operators.windows.changed_groups import ChangedGroups, Groups
 from headgate.operators.windows.partial import PartialAggregate, PartialExchange, Partials
 from headgate.operators.windows.windowed import Aggregated, Head, Key, WindowedAggregate, event_times, watermark_us
 from headgate.protocol.operator_context import OperatorContext
-from headgate.state.arrays import distinct, one_array
+from headgate.state.arrays import distinct, numbers_from, one_array
 from headgate.state.chunks import RestoredChunk
 from headgate.state.part import Layout
 from headgate.state.sorted_runs import stretches
+from headgate.state.watermarks import LEAST_US
 
 BUCKET = "bucket"
 _FEW_WANTED = 4
@@ -240,16 +241,16 @@ class WindowAggregate(WindowedAggregate):
         buckets, rows = self._runs.rows_by_time()
         starts, reach = self._buckets.ended(buckets, before_us, self._watermarks.now_us), self._buckets.reach_us
         until = np.concatenate([[0], np.cumsum(rows)])
-        rows = until[np.searchsorted(buckets, starts + reach, "right")] - until[np.searchsorted(buckets, starts)]
-        for begin, end in stretches(rows, self._runs.range_rows):
-            some = starts[begin:end]
-            for table in self._runs.of_times(buckets[(buckets >= some[0]) & (buckets <= some[-1] + reach)]):
+        low, high = np.searchsorted(buckets, starts), np.searchsorted(buckets, starts + reach, "right")
+        for begin, end in stretches(until[high] - until[low], self._runs.range_rows):
+            some, first, last = starts[begin:end], low[begin], high[end - 1]
+            for table in self._runs.of_times(buckets[first:last], int(until[last] - until[first])):
                 numbers = np.zeros(table.num_rows, np.int64)
                 if len(some) > 1:
                     in_buckets = table.column(BUCKET).to_numpy()
-                    first = np.searchsorted(some, in_buckets - reach)
-                    many = np.searchsorted(some, in_buckets, "right") - first
-                    numbers = np.arange(int(many.sum())) - np.repeat(np.cumsum(many) - many - first, many)
+                    earliest = np.searchsorted(some, in_buckets - reach)
+                    many = np.searchsorted(some, in_buckets, "right") - earliest
+                    numbers = numbers_from(earliest, many)
                     table = table.take(pa.array(np.repeat(np.arange(len(in_buckets)), many)))
                 fired = self._merged(table.set_column(0, BUCKET, pa.array(some[numbers])))
                 self._emit_buckets(self._not_fired_before(fired), emit)
@@ -320,7 +321,7 @@ class WindowAggregate(WindowedAggregate):
         name, keeps_name = chunk.chunk_id, chunk.whole and as_stored
         if not keeps_name or ((ends > low) & (ends <= high)).any():
             groups = self._groups_of(table)
-            kept = (groups >= own.first) & (groups <= own.last) & (ends > self._watermarks.restored(groups))
+            kept = own.holds(groups) & (ends > self._watermarks.restored(groups))
             if not (keeps_name and kept.all()):
                 name, table = self._new_name(), table.filter(pa.array(kept))
         return self._runs.adopt(name, table, over_us=max(LEAST_US, low - self._buckets.size_us), follows=follows)

@@ -259,6 +259,6 @@ class SessionAggregate(WindowedAggregate):
         name = chunk.chunk_id
         if not (chunk.whole and as_stored):
             groups = self._groups_of(table)
-            kept = ~over & (groups >= own.first) & (groups <= own.last)
+            kept = ~over & own.holds(groups)
             name, table, over = self._new_name(), table.filter(pa.array(kept)), None
         return self._runs.adopt(name, table, over, follows=follows)

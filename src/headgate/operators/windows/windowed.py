@@ -29,14 +29,14 @@ from headgate.expressions.key_bytes import key_bytes, key_value
 from headgate.operators.key_hash import groups_of_hashes, key_groups, key_hash
 from headgate.operators.operator import Emit, KeyedOperator
 from headgate.operators.windows.aggregates import Accumulator
-from headgate.operators.windows.assigner import LEAST_US, MOST_US
+from headgate.operators.windows.assigner import MOST_US
 from headgate.protocol.operator_context import OperatorContext
 from headgate.protocol.state_schema import StateColumn, places_of
 from headgate.state.arrays import one_array
-from headgate.state.chunks import KeyedChunk, RestoredChunk, head_in, keyed_chunks, read_part
+from headgate.state.chunks import KeyedChunk, RestoredChunk, keyed_chunks, read_head, read_part
 from headgate.state.part import Layout
 from headgate.state.sorted_runs import SortedRuns
-from headgate.state.watermarks import KeyGroupWatermarks, Ranges
+from headgate.state.watermarks import LEAST_US, KeyGroupWatermarks, Ranges
 
 OutputMode = Literal["append", "update", "complete"]
 FLUSH_ROWS = 1 << 16
@@ -321,9 +321,7 @@ class WindowedAggregate(KeyedOperator):
         """
         left = deque(chunks)
         while left:
-            says = head_in(read_part(left.popleft()))
-            assert says is not None
-            head = _heads.decode(says)
+            head = _heads.decode(read_head(left.popleft()))
             self._watermarks.take_on(head.fired)
             for names in head.runs:
                 follows = False

@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.operators.windows.assigner import LEAST_US, Buckets
+from headgate.operators.windows.assigner import Buckets
+from headgate.state.watermarks import LEAST_US
 from tests.unit.operators.windows.words import window
 
 SPECS = st.tuples(st.integers(1, 12), st.integers(1, 12), st.integers(0, 11)).filter(
