@@ -243,7 +243,8 @@ def test_files_that_somebody_deleted_are_written_again(
     wait_until(lambda: (shared := named()) and shared == named(), query)
     for gone in (location / "shared", location):
         query.checkpoint()
-        shutil.rmtree(gone, ignore_errors=True)  # a log is being written
+        # All at once: what is gone is written again as soon as that is noticed, and this might be deleted too.
+        shutil.rmtree(gone.rename(tmp_path / "deleted"), ignore_errors=True)  # a log is being written
         query.checkpoint()
         wait_until(is_whole, query)  # this one, if it was noticed before, or else the next
     assert "are gone from the checkpoint location: shared/" in caplog.text

@@ -48,6 +48,7 @@ _OfCheckpoint = (
 )
 
 
+_FAILED = (cp.NotifyAborted, Maybe(cp.AnswerRequest), Maybe(cp.LookForFiles))
 _GIVEN_UP = (Maybe(cp.AnswerRequest), Maybe(cp.DeleteSavepoint))
 """What follows when a checkpoint is given up of which something may be written."""
 
@@ -174,9 +175,9 @@ class CheckpointCoordinator(Machine):
         Row("stopped, recommitting, ending, suspended", cp.CheckpointTimePassed, SAME, IGNORED),
         Row("idle",                     cp.CheckpointTimePassed, SAME, by="_on_time_in_idle"),
         Row("snapshotting, pending, completing", cp.CheckpointTimePassed, SAME, by="_on_time_in_pending"),
-        Row("snapshotting, pending",    cp.CheckpointTimePassed, "idle", [cp.NotifyAborted, Maybe(cp.AnswerRequest)],
-            "timeout", when="late", by="_on_time_in_pending"),
-        Row("completing",               cp.CheckpointTimePassed, "idle", [cp.NotifyAborted, *_GIVEN_UP],
+        Row("snapshotting, pending",    cp.CheckpointTimePassed, "idle", _FAILED, "timeout", when="late",
+            by="_on_time_in_pending"),
+        Row("completing",               cp.CheckpointTimePassed, "idle", [*_FAILED, Maybe(cp.DeleteSavepoint)],
             "its manifest may exist all the same", when="late", by="_on_time_in_pending"),
         Row("snapshotting, pending, completing", cp.CheckpointTimePassed, "stopped",
             [cp.NotifyAborted, Maybe(cp.AnswerRequest), cp.CheckpointFailureLimitReached], "one too many", when="late",
@@ -184,14 +185,13 @@ class CheckpointCoordinator(Machine):
         Row("snapshotting",             cp.SourceStateReady,     SAME, [], "some missing"),
         Row("snapshotting",             cp.SourceStateReady,     "pending", [cp.SendBarriers], when="all"),
         Row("snapshotting",             cp.SourceRefused,        "idle", [cp.NotifyAborted], "put off: soon"),
-        Row("snapshotting",             cp.SourceRefused,        "idle", [cp.NotifyAborted, Maybe(cp.AnswerRequest)],
-            "for too long", when="late"),
+        Row("snapshotting",             cp.SourceRefused,        "idle", _FAILED, "for too long", when="late"),
         Row("snapshotting",             cp.SourceRefused,        "stopped",
             [cp.NotifyAborted, Maybe(cp.AnswerRequest), cp.CheckpointFailureLimitReached], "one too many", when="late"),
         Row("pending",                  cp.SubtaskAcknowledged,  SAME, [], "some missing"),
         Row("pending",                  cp.SubtaskAcknowledged,  "completing", [cp.WriteManifest], "last of all",
             when="all"),
-        Row("pending",                  cp.SubtaskDeclined,      "idle", [cp.NotifyAborted, Maybe(cp.AnswerRequest)]),
+        Row("pending",                  cp.SubtaskDeclined,      "idle", _FAILED),
         Row("pending",                  cp.SubtaskDeclined,      "stopped",
             [cp.NotifyAborted, Maybe(cp.AnswerRequest), cp.CheckpointFailureLimitReached], "one too many"),
         Row("completing",               cp.ManifestWritten,      SAME, [cp.WriteManifest], "then our own",
@@ -202,7 +202,7 @@ class CheckpointCoordinator(Machine):
         Row("completing",               cp.ManifestWritten,      "ending",
             [cp.NotifyCompleted, Maybe(cp.Commit), Maybe(cp.AnswerRequest), Maybe(cp.DeleteCheckpoint)],
             "nothing more begins", when="last"),
-        Row("completing",               cp.ManifestWriteFailed,  "idle", [cp.NotifyAborted, *_GIVEN_UP],
+        Row("completing",               cp.ManifestWriteFailed,  "idle", [*_FAILED, Maybe(cp.DeleteSavepoint)],
             "its manifest may exist all the same"),
         Row("completing",               cp.ManifestWriteFailed,  "stopped",
             [cp.NotifyAborted, Maybe(cp.AnswerRequest), cp.CheckpointFailureLimitReached], "one too many"),
@@ -261,7 +261,7 @@ class CheckpointCoordinator(Machine):
         self._look_ms: int | None = None  # not before; None: nothing was completed yet
         self._gone: frozenset[str] = frozenset()  # files of the last complete checkpoint, when it was looked
         self._unwritten = self._gone  # of them those that no complete checkpoint has written again since
-        self._tried = self._gone  # what complete ones were to write again since it was looked
+        self._tried = self._gone  # what was to be written again since it was looked
         self._failed_in_row = 0  # since the last completion
         self._failed_since_start = 0  # of them those since the last failover: they count against the limit
         restored_epochs = () if restored is None else (
@@ -427,11 +427,8 @@ class CheckpointCoordinator(Machine):
             self._last_id, first.kind, first.location, last, tuple(served), now_ms, late_ms, self._due_ms
         )  # fmt: skip
         self.state = "snapshotting"
-        interval_ms = self._options.interval_ms
-        if self._input_ended:
-            self._due_ms = now_ms
-        else:
-            self._due_ms = None if interval_ms is None else now_ms + interval_ms
+        wait_ms = 0 if self._input_ended else self._options.interval_ms
+        self._due_ms = None if wait_ms is None else now_ms + wait_ms
         return [cp.SnapshotSources(self._last_id)]
 
     def _on_time_in_pending(self, event: cp.CheckpointTimePassed, now_ms: int) -> list[cp.Action]:
@@ -586,14 +583,17 @@ class CheckpointCoordinator(Machine):
     def _fail(
         self, reason: str, now_ms: int, error: ErrorReport | None = None, *, counts: bool = True
     ) -> list[cp.Action]:
-        """Give up the checkpoint under way; fail over if it was one too many."""
+        """Give up the checkpoint under way; fail over if it was one too many, unless files of the last one are gone."""
         pending = self._under_way()
         checkpoint_id = pending.checkpoint_id
         actions = self._abort(reason)
         counts = counts and not pending.location
         self._failed_in_row += counts
         self._failed_since_start += counts
-        if self._failed_since_start > self._options.tolerable_failed:
+        if self._gone and self.latest is not None:  # nothing is whole that a failover could go back to
+            self._tried |= self._gone
+            actions.append(cp.LookForFiles(self.latest))
+        elif self._failed_since_start > self._options.tolerable_failed:
             self._failed_since_start = 0
             self._stop()
             limit = f"checkpoint {checkpoint_id} failed, number {self._failed_in_row} in a row: {reason}"

@@ -121,7 +121,13 @@ SUSPEND = cp.CheckpointRequested(2, CheckpointKind.SUSPEND)
 def events(made: CheckpointCoordinator) -> Iterator[cp.Event | Later]:
     """Yield what may happen next; in a second checkpoint little but what goes well."""
     newest, pending = made._last_id, made._pending
+    failures: list[cp.Event] = [
+        cp.SourceRefused("rides", newest, "it fails"),
+        cp.SubtaskDeclined(FIRST, 1, newest, "no"),
+        cp.ManifestWriteFailed(newest, "disk full"),
+    ]
     if made._gone:
+        yield from [] if made._abandoned else [*failures, Later(cp.CheckpointTimePassed(), 6000)]
         return  # all else goes on as without
     yield cp.FilesLooked(newest)
     if made.latest is RESTORED and not (made._abandoned or made._requests or made._input_ended):
@@ -134,11 +140,6 @@ def events(made: CheckpointCoordinator) -> Iterator[cp.Event | Later]:
         FIRST if pending is None or not pending.subtasks else SECOND, 1, newest, SubtaskState()
     )
     yield from (cp.ManifestWritten(newest, 1), Later(cp.CheckpointTimePassed(), 6000))
-    failures: list[cp.Event] = [
-        cp.SourceRefused("rides", newest, "it fails"),
-        cp.SubtaskDeclined(FIRST, 1, newest, "no"),
-        cp.ManifestWriteFailed(newest, "disk full"),
-    ]
     if newest >= 9:
         yield from failures if len(made._abandoned) == 1 else []
         yield from [cp.CommitFailed(each.epoch, "no") for each in made._commits.epochs[:1] if pending is not None]
@@ -564,6 +565,25 @@ def test_files_are_looked_for_from_time_to_time_and_what_is_gone_is_written_agai
     assert not of(cp.LookForFiles, run.complete()) and not run.gone
     run.notify(cp.Committed(11, {}), SUSPEND)
     assert not of(cp.LookForFiles, run.complete()), "who starts from the last one finds out"
+
+
+def test_no_failure_ends_what_runs_while_nothing_whole_could_be_restored() -> None:
+    """Whoever clears a folder step by step still does while slots write again what is gone."""
+    run = running(CheckpointOptions(interval_ms=1000, look_interval_ms=0, tolerable_failed=0))
+    for number in (1, 2):
+        run.complete()
+        run.notify(cp.Committed(number, {}))
+    run.notify(cp.FilesLooked(2, ("shared/a",)))
+    for _ in range(3):
+        actions = run.notify(cp.SubtaskDeclined(FIRST, 1, run.barriers(), "its folder is gone"))
+        assert [type(each) for each in actions] == [cp.NotifyAborted, cp.LookForFiles]
+        assert run.gone == {"shared/a"}
+        assert run.notify(cp.FilesLooked(2, ("shared/a",))) == []
+        due_ms = run.machine.next_time_ms()
+        assert due_ms is not None and due_ms > run.now_ms, "not again and again without a rest"
+    next_id = run.barriers()
+    assert run.notify(cp.FilesLooked(2)) == [cp.ReportLostFiles(2, (), ("shared/a",))], "somebody put it back"
+    assert of(cp.CheckpointFailureLimitReached, run.notify(cp.SubtaskDeclined(FIRST, 1, next_id, "disk full")))
 
 
 def test_what_is_deleted_again_before_it_was_looked_is_written_again_at_once() -> None:
