@@ -27,6 +27,7 @@ from headgate.errors import CorruptStateError, HeadgateError, OptionError, Store
 from headgate.protocol.messages import CheckpointKind
 from headgate.spark.continuous import query as query_module
 from headgate.spark.continuous.writer import ContinuousStreamWriter
+from local.kinesis import MotoServer
 from tests.real.running_queries import (
     held_numbers,
     is_running,
@@ -37,6 +38,7 @@ from tests.real.running_queries import (
     wait_until,
     written,
 )
+from tests.real.test_checkpoint_storage import Bucket
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]  # workers lack this module
 
@@ -255,6 +257,38 @@ def test_files_that_somebody_deleted_are_written_again(
     assert again.awaitTermination(90)
     numbers = again.table().to_pylist()
     assert {row["count"] for row in numbers} == {1} and again.status["rowsIn"] < LONG
+
+
+def test_what_restarts_reads_the_copies_on_its_host(spark: SparkSession, tmp_path: Path, aws: MotoServer) -> None:
+    """All that the location on S3 shares is deleted before; the copies are gone with the query."""
+    bucket, may_end, fails = Bucket(aws), tmp_path / "may-end", tmp_path / "fails"
+
+    def fail_once(rows: Iterator[Any]) -> Iterator[Any]:
+        for each in rows:
+            if fails.exists():
+                fails.unlink()
+                raise ValueError("once")
+            yield each
+
+    def copies() -> list[Path]:
+        return list(Path(spark.sparkContext._temp_dir).glob("headgate-copies-*"))
+
+    counts = held_numbers(spark, may_end, rows=LONG).mapInArrow(fail_once, "value long").groupBy("value").count()
+    writer = headgate.continuous(counts, parallelism=2).writeStream.format("memory").outputMode("update")
+    options = {"checkpointLocation": bucket.address("counts"), "slots": "threads"}
+    query = writer.options(**options).trigger(continuous="1 hour").start()
+    wait_until(lambda: query.status["rowsIn"] == LONG // 2 - 10, query)
+    query.checkpoint()
+    shared = [key for key in bucket.listed() if "/shared/" in key]
+    assert shared and len(copies()) == 2
+    for key in shared:
+        bucket.s3.delete_object(Bucket=bucket.name, Key=key)
+    fails.touch()
+    may_end.touch()
+    assert query.awaitTermination(90)
+    rows = query.table().to_pylist()
+    assert {row["value"]: row["count"] for row in rows} == dict.fromkeys(range(LONG), 1) and not fails.exists()
+    wait_until(lambda: not copies())
 
 
 def test_the_same_location_resumes(spark: SparkSession, place: Place) -> None:

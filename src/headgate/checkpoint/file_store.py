@@ -66,6 +66,11 @@ class FileStore:
         self._fs = file_system
 
     @property
+    def is_local(self) -> bool:
+        """Whether it is a folder of this host, or one that is mounted."""
+        return False
+
+    @property
     def file_system(self) -> pa_fs.FileSystem:
         """Where the files are, for what has a format of its own; with `path`."""
         return self._fs
@@ -194,6 +199,8 @@ class FileStore:
 
 class LocalStore(FileStore):
     """Files under a local folder, or one that is mounted."""
+
+    is_local = True
 
     def _write_chunks(self, path: str, chunks: Iterable[bytes]) -> None:
         temporary = self._write_temporary(path, chunks)

@@ -19,6 +19,7 @@ from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 
+from headgate.checkpoint.local_copies import LocalCopies
 from headgate.checkpoint.storage import belongs_here
 from headgate.errors import HeadgateError
 from headgate.futures import done_with, gathered, mapped
@@ -124,10 +125,15 @@ class StateUploader:
         the same.
     workers
         Who uploads; None: four threads.
+    copies
+        Keeps copies of chunks on the host, if that is wanted.
     """
 
-    def __init__(self, storage: StateStorage, writer: str, workers: Workers | None = None) -> None:
+    def __init__(
+        self, storage: StateStorage, writer: str, workers: Workers | None = None, copies: LocalCopies | None = None
+    ) -> None:
         self._storage = storage
+        self._copies = copies
         self._writer = writer
         self._workers = workers or WorkerThreads(4)
         self._lock = threading.Lock()
@@ -165,6 +171,9 @@ class StateUploader:
                 named[chunk.chunk_id] = future
             self._chunks[uid] = named
             futures = [named[chunk.chunk_id] for chunk in chunks]
+            if (copies := self._copies) is not None:
+                copies.note(uid, named)
+                self._submit_locked(lambda: copies.clean(uid))
         return mapped(gathered(futures), lambda stored: KeyedState(chunks=tuple(stored)))
 
     def store_rows(
@@ -239,7 +248,10 @@ class StateUploader:
         self._workers.close(timeout_s)
 
     def _upload(self, uid: str, chunk: Chunk) -> ChunkState:
-        handle = self._storage.write_shared(uid, chunk.chunk_id, chunk.serialize(), _INLINE_CHUNK_BYTES)
+        data = chunk.serialize()
+        handle = self._storage.write_shared(uid, chunk.chunk_id, data, _INLINE_CHUNK_BYTES)
+        if self._copies is not None and isinstance(handle, FileState):
+            self._copies.keep(handle, data)
         return ChunkState(
             chunk_id=chunk.chunk_id,
             handle=handle,

@@ -52,7 +52,7 @@ INLINE_BYTES = 64 * 1024
 
 MANIFEST = "_metadata"
 _QUERY = "query"
-_SHARED = "shared"
+SHARED = "shared"
 _COPIES_AT_ONCE = 4
 _COPY_BYTES = 8 << 20
 _READ_BYTES = 1 << 20
@@ -121,8 +121,7 @@ class CheckpointStorage:
 
     def write_shared(self, uid: str, chunk_id: str, data: bytes, inline_bytes: int) -> StateHandle:
         """Make a chunk of keyed state, or rows in flight of a split, durable for as long as a checkpoint names it."""
-        name = urllib.parse.quote(chunk_id, safe="")  # two names stay two
-        return self._write_file(f"{_SHARED}/{_file_name(uid)}/{name}", data, inline_bytes)
+        return self._write_file(shared_file(uid, chunk_id), data, inline_bytes)
 
     def _write_file(self, path: str, data: bytes | Iterator[bytes], inline_bytes: int) -> StateHandle:
         if isinstance(data, bytes):
@@ -210,7 +209,7 @@ class CheckpointStorage:
         with self._lock:
             self._named.pop(checkpoint_id, None)
             written, suspects = self._written, self._suspects
-        doomed = {path for path in named if path.startswith(f"{_SHARED}/")}
+        doomed = {path for path in named if path.startswith(f"{SHARED}/")}
         over = suspects is not None and suspects[0] < written
         if not (doomed or over or failed) or (kept := self._files_named()) is None:
             return
@@ -473,9 +472,9 @@ class CheckpointStorage:
     def _unnamed(self, kept: set[str]) -> set[str]:
         """Return the shared files that are none of these."""
         found = {
-            f"{_SHARED}/{uid}/{name}"
-            for uid in self.store.names(_SHARED)
-            for name in self.store.names(f"{_SHARED}/{uid}", temporary=True)
+            f"{SHARED}/{uid}/{name}"
+            for uid in self.store.names(SHARED)
+            for name in self.store.names(f"{SHARED}/{uid}", temporary=True)
         }
         return found - kept
 
@@ -500,6 +499,11 @@ def belongs_here(handle: StateHandle) -> bool:
     No checkpoint may name a file elsewhere: what a subtask was restored from there it writes anew.
     """
     return not isinstance(handle, FileState) or not ("://" in handle.path or handle.path.startswith("/"))
+
+
+def shared_file(uid: str, chunk_id: str) -> str:
+    """Return the path of what checkpoints share, in a location."""
+    return f"{SHARED}/{_file_name(uid)}/{urllib.parse.quote(chunk_id, safe='')}"  # two names stay two
 
 
 def _nothing(_: FileStore) -> None:

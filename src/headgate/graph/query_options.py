@@ -101,6 +101,10 @@ QUERY_OPTION_SPECS: tuple[OptionSpec, ...] = (
         "restart-strategy.reset-backoff-threshold", duration_ms, None,
         "exponential-delay: time without a failure after which delays start over",
     ),
+    OptionSpec(
+        "execution.state-recovery.from-local", boolean, True,
+        "whether slots copy keyed state to a local disk, if the location is on none, and read it there",
+    ),
     OptionSpec("failover-strategy", choice("region", "full"), "region", "what is restarted with a subtask that failed"),
     OptionSpec(
         "pipeline.watermark-alignment.allow-unaligned-source-splits", boolean, False,

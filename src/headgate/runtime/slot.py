@@ -23,6 +23,7 @@ from typing import Any, assert_never
 
 import msgspec
 
+from headgate.checkpoint.local_copies import LocalCopies
 from headgate.checkpoint.state_uploader import StateUploader
 from headgate.checkpoint.storage import CheckpointStorage
 from headgate.errors import HeadgateError
@@ -166,7 +167,8 @@ class SlotRuntime:
     def _open_services(self) -> SlotServices:
         """Return what the subtasks share; only what stores and reads state where there is no exchange."""
         settings = self._settings
-        uploader = StateUploader(self._storage, f"{settings.run}-{self._slot}-{self._attempt}")
+        self._copies = self._open_copies()
+        uploader = StateUploader(self._storage, f"{settings.run}-{self._slot}-{self._attempt}", copies=self._copies)
         if not self._definition.graph.exchanges:
             return SlotServices(uploader=uploader, load=self._process.load)
         coordinator = host_of(settings.address)
@@ -190,6 +192,15 @@ class SlotRuntime:
             spill_folders=tuple(folders),
             load=self._process.load,
         )
+
+    def _open_copies(self) -> LocalCopies | None:
+        """Return what copies state to a folder of Spark's, which its next attempt here finds; None: nothing does."""
+        folder = _local_folders(self._process.local_folders, self._slot)[0]
+        is_wanted = self._definition.options["execution.state-recovery.from-local"]
+        if folder is None or not is_wanted or self._storage.store.is_local:
+            return None
+        name = f"headgate-copies-{self._settings.query_id}-{self._slot}"
+        return LocalCopies(os.path.join(folder, name), self._storage.read_state)
 
     def cancel(self, reason: str) -> None:
         """Let `run` end with an error that says so. Any thread; does not wait."""
@@ -310,7 +321,7 @@ class SlotRuntime:
             place,
             post=self._post,
             on_ended=lambda execution: self._inbox.put(machine.SubtaskEnded(stage, execution)),
-            read_state=self._storage.read_state,
+            read_state=self._storage.read_state if self._copies is None else self._copies.read_state,
             services=self._services,
         )
         self._watchdog.watch(f"subtask {stage}.{self._slot}", runner.busy_since)
@@ -365,6 +376,8 @@ class SlotRuntime:
             services.plane.close()
         if services.uploader is not None:
             services.uploader.close(_TIME_TO_CLOSE_S)  # nothing is written after the end of the query
+        if self._copies is not None and self._exit is not None and self._exit.reason is None:
+            self._copies.delete()  # else the slot may start again on this host
         for folder in services.spill_folders:
             shutil.rmtree(folder, ignore_errors=True)
 
