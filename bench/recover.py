@@ -3,6 +3,9 @@
 A generator of 20,000 rows a second, a function that adds the number of its process, and Kafka (at-least-once), with a
 checkpoint every second, on a cluster of two executors. Ten times over, the Python worker of a slot is killed by
 SIGKILL; the figure is the time until the first row arrives that a process wrote which was not there before.
+
+state: the slots of a dropDuplicates of keys of a kilobyte have a gigabyte of state each. One is killed; the figure is
+the time until all slots run again, with the state, and rows come out.
 """
 
 from __future__ import annotations
@@ -31,6 +34,11 @@ from local.topics import create_topic
 SUMMARY = "continuous queries: seconds from a worker's death to a new row"
 KILLS, QUICK_KILLS = 10, 3
 REQUIRED_S = 2.0
+STATE_BYTES, QUICK_STATE_BYTES = 1 << 30, 128 << 20
+"""Of each slot."""
+KEY_BYTES = 1000
+STATE_KILLS, REQUIRED_STATE_S = 3, 10.0
+PATIENCE_S = 600.0
 SETTLE_S = 3.0
 """Time between two kills: some checkpoints complete, and the restart strategy's patience is as after a quiet time."""
 
@@ -104,6 +112,42 @@ def _kills(spark: Any, broker: Broker, kills: int) -> list[float]:
     return figures
 
 
+def _kills_with_state(spark: Any, kills: int, state_bytes: int) -> list[float]:
+    rows, figures = CORES * state_bytes // KEY_BYTES, []
+    with tempfile.TemporaryDirectory(dir=CACHE, prefix="checkpoint-", ignore_cleanup_errors=True) as folder:
+        keys = spark.readStream.format("headgate.datagen").option("rowsPerSecond", 50_000)
+        keys = keys.option("numPartitions", CORES).option("fields.key.length", KEY_BYTES).schema("key string").load()
+        query = (
+            headgate.continuous(keys.dropDuplicates(["key"]), parallelism=CORES)
+            .writeStream.format("noop").option("checkpointLocation", folder).trigger(continuous="5 seconds").start()
+        )  # fmt: skip
+        with Progress(console=console, transient=True) as progress:
+            filling = progress.add_task("state", total=rows)
+            while (there := query.status["rowsOut"]) < rows:
+                progress.update(filling, completed=there)
+                wait_for(query, lambda: False, 1.0)
+        for _ in range(kills):
+            query.checkpoint()
+            victim = query.status["slots"][0]["pid"]
+            os.kill(victim, signal.SIGKILL)
+            killed = time.perf_counter()
+            wait_for(query, lambda victim=victim: victim not in _pids(query), PATIENCE_S)
+            there = query.status["rowsOut"]
+            wait_for(query, lambda there=there: _flows(query.status, there), PATIENCE_S)
+            figures.append(time.perf_counter() - killed)
+            time.sleep(SETTLE_S)
+        query.stop()
+    return figures
+
+
+def _flows(status: dict[str, Any], rows_before: int) -> bool:
+    return status["message"] == "running" and status["rowsOut"] > rows_before
+
+
+def _pids(query: Any) -> set[int]:
+    return {each["pid"] for each in query.status["slots"]}
+
+
 def _alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
@@ -114,16 +158,25 @@ def _alive(pid: int) -> bool:
 
 def run(arguments: argparse.Namespace) -> None:
     """Measure."""
-    kills = QUICK_KILLS if arguments.quick else KILLS
-    memory = WorkerMemory()
+    wanted = arguments.only or ["worker", "state"]
+    if unknown := set(wanted) - {"worker", "state"}:
+        raise SystemExit(f"no case {', '.join(sorted(unknown))}; there are worker, state")
+    kills, state_kills = (QUICK_KILLS, 1) if arguments.quick else (KILLS, STATE_KILLS)
+    state_bytes = QUICK_STATE_BYTES if arguments.quick else STATE_BYTES
+    memory, results = WorkerMemory(), []
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # executors do not have this module
-    with running_broker(CACHE / "kafka") as broker:
-        spark = session("recover", master=f"local-cluster[{CORES},1,1024]")
-        figures = _kills(spark, broker, kills)
-        spark.stop()
+    spark = session("recover", master=f"local-cluster[{CORES},1,1024]")
+    if "worker" in wanted:
+        with running_broker(CACHE / "kafka") as broker:
+            results.append(result_of("worker", _kills(spark, broker, kills), [REQUIRED_S], "required"))
+    if "state" in wanted:
+        figures = _kills_with_state(spark, state_kills, state_bytes)
+        results.append(result_of("state", figures, [REQUIRED_STATE_S], "required"))
+    spark.stop()
     report(
-        "recover", [result_of("worker", figures, [REQUIRED_S], "required")], memory,
-        f"local-cluster[{CORES},1,1024], parallelism {CORES}, {kills} SIGKILLs of a slot's Python worker, 20,000 "
-        "rows/s, checkpoints every second in a local folder, Kafka sink at-least-once, kills 3 s after the last "
-        "recovery (restart-strategy.reset-backoff-threshold 2 seconds).",
+        "recover", results, memory,
+        f"local-cluster[{CORES},1,1024], parallelism {CORES}. worker: {kills} SIGKILLs of a slot's Python worker, "
+        "20,000 rows/s, checkpoints every second in a local folder, Kafka sink at-least-once, kills 3 s after the last "
+        f"recovery (restart-strategy.reset-backoff-threshold 2 seconds). state: {state_kills} kills, "
+        f"{state_bytes >> 20} MiB a slot, checkpoints every 5 s in a local folder, no sink.",
     )  # fmt: skip
