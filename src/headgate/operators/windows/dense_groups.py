@@ -6,6 +6,7 @@ are integers or times without nulls, is left to Arrow's ``group_by``: `headgate.
     a key's column                                         is numbered by
     -----------------------------------------------------  ------------------------------------------
     values that lie close together                         the distance from the least
+    the same, of which few are there, as of many slots     which of those that are there it is
     one value after the other, as those of buckets are     which of the few different ones it is
 
 The numbers of all columns make one. Groups are in its order: by their buckets first. If there could be far more groups
@@ -112,6 +113,13 @@ class _ByDistance:
                 return None
         return _ByRun(self._kind, self._values, np.concatenate(found))
 
+    def of_those_there(self) -> _ByRank:
+        """Return it as numbers of the values that are there: each subtask has its part of all keys."""
+        there = _filled(self.size, np.bool_, False)
+        for begin in range(0, len(self._values), _BLOCK_ROWS):
+            there[self.of_rows(begin, begin + _BLOCK_ROWS)] = True
+        return _ByRank(self, there)
+
     def of_rows(self, begin: int, end: int) -> Any:
         """Return the numbers of some rows, in an array that is the caller's."""
         found = self._values[begin:end].astype(np.int64)
@@ -123,6 +131,25 @@ class _ByDistance:
         """Return what these stand for; they are no longer needed."""
         numbers = np.add(numbers, self._least, out=_array(len(numbers), np.int64))
         return _typed(pa.array(numbers), self._kind)
+
+
+class _ByRank:
+    """A column as numbers from 0: which of the values that are there it is, in their order."""
+
+    def __init__(self, column: _ByDistance, there: Any) -> None:
+        self._column = column
+        self._distances = np.flatnonzero(there)
+        self.size = len(self._distances)
+        self._ranks = np.cumsum(there, out=_array(len(there), np.int64))
+        self._ranks -= 1
+
+    def of_rows(self, begin: int, end: int) -> Any:
+        """Return the numbers of some rows, in an array that is the caller's."""
+        return self._ranks[self._column.of_rows(begin, end)]
+
+    def values(self, numbers: Any) -> Any:
+        """Return what these stand for."""
+        return self._column.values(self._distances[numbers])
 
 
 class _ByRun:
@@ -147,21 +174,24 @@ class _ByRun:
         )
 
 
-def _numbered(columns: Sequence[Any], most: int) -> list[_ByDistance | _ByRun] | None:
+_Numbered = _ByDistance | _ByRank | _ByRun
+
+
+def _numbered(columns: Sequence[Any], most: int) -> list[_Numbered] | None:
     """Return the columns as numbers of which all together there are at most so many; None: there are more."""
-    by_distance = [_ByDistance(each) for each in columns]
-    if math.prod(each.size for each in by_distance if each.size <= most) > most:
-        return None
-    found: list[_ByDistance | _ByRun] = []
-    for each in by_distance:
+    found: list[_Numbered] = []
+    for each in map(_ByDistance, columns):
         made = each if each.size <= most else each.in_runs()
         if made is None:
             return None
         found.append(made)
+    if math.prod(each.size for each in found) <= most:
+        return found
+    found = [each.of_those_there() if isinstance(each, _ByDistance) else each for each in found]
     return found if math.prod(each.size for each in found) <= most else None
 
 
-def _places(keys: Sequence[_ByDistance | _ByRun], begin: int, end: int) -> Any:
+def _places(keys: Sequence[_Numbered], begin: int, end: int) -> Any:
     """Return the numbers of the groups of some rows."""
     places = keys[0].of_rows(begin, end)
     for each in keys[1:]:

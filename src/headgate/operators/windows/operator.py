@@ -35,7 +35,7 @@ from headgate.operators.windows.changed_groups import ChangedGroups, Groups
 from headgate.operators.windows.partial import PartialAggregate, PartialExchange, Partials
 from headgate.operators.windows.windowed import Aggregated, Head, Key, WindowedAggregate, event_times, watermark_us
 from headgate.protocol.operator_context import OperatorContext
-from headgate.state.arrays import distinct, numbers_from, one_array
+from headgate.state.arrays import distinct, in_one_piece, numbers_from, one_array
 from headgate.state.chunks import RestoredChunk
 from headgate.state.part import Layout
 from headgate.state.sorted_runs import stretches
@@ -165,15 +165,41 @@ class WindowAggregate(WindowedAggregate):
             return np.zeros(batch.num_rows, np.int64)
         return event_times(batch.column(self._time)).fill_null(MOST_US).to_numpy()
 
-    def _flush(self) -> None:
-        """Merge what waits, and add it to the state."""
-        if not self._waiting:
-            return
-        made = self._merged(self._take_waiting())
+    def _flush(self, last: int = MOST_US) -> None:
+        """Merge what waits, and add it to the state; of buckets after this one it may wait on."""
+        rows = self._take_waiting()
         self._first_waiting = MOST_US
+        if last < MOST_US:
+            rows = self._let_wait(rows, last)
+        if not rows:
+            return
+        made = self._merged(in_one_piece(pa.concat_tables(rows)))  # Arrow groups each of many small ones at a price
         if self.output_mode == "update":
             self._changed.add(one_array(made.column(BUCKET)).to_numpy(), self._hashes(made))
         self._runs.add(made)
+
+    def _let_wait(self, tables: list[Any], last: int) -> list[Any]:
+        """Let the rows of later buckets wait on, if they are most of these; return the others.
+
+        The more rows are merged at once, the less it costs. A subtask among many has few rows for each window, and rows
+        of many windows if one of those that send them is behind the others.
+        """
+        due, later = [], []
+        for rows in tables:
+            is_due = rows.column(BUCKET).to_numpy() <= last
+            if is_due.all():
+                due.append(rows)
+            elif not is_due.any():
+                later.append(rows)
+            else:
+                due.append(rows.filter(pa.array(is_due)))
+                later.append(rows.filter(pa.array(~is_due)))
+        if sum(rows.num_rows for rows in due) >= sum(rows.num_rows for rows in later):
+            return tables
+        for rows in later:
+            self._first_waiting = min(self._first_waiting, int(rows.column(BUCKET).to_numpy().min()))
+            self._wait(rows)
+        return due
 
     def process_watermark(self, timestamp_ms: int, emit: Emit) -> None:
         """Emit the windows that end by the watermark."""
@@ -187,7 +213,7 @@ class WindowAggregate(WindowedAggregate):
             self._emit_row_of_nothing(emit)
         if first is None or first - self._buckets.reach_us > self._last_ended:
             return
-        self._flush()
+        self._flush(self._last_ended + self._buckets.reach_us if self.output_mode == "append" else MOST_US)
         if self.output_mode == "update":
             self._emit_changed(self._last_ended, emit)
         elif self._buckets.per_window == 1:

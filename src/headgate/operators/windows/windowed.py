@@ -258,10 +258,8 @@ class WindowedAggregate(KeyedOperator):
         if self._waiting_rows >= FLUSH_ROWS or 0 < most_bytes <= self._waiting_bytes:
             self._flush()
 
-    def _take_waiting(self) -> Any:
-        # In one piece: Arrow groups each of many small ones at a price of its own.
-        rows = pa.concat_tables(self._waiting).combine_chunks()
-        self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
+    def _take_waiting(self) -> list[Any]:
+        rows, self._waiting, self._waiting_rows, self._waiting_bytes = self._waiting, [], 0, 0
         return rows
 
     @abstractmethod
