@@ -45,6 +45,7 @@ from headgate.operators.operator import Emit, KeyedOperator, Operator
 from headgate.operators.with_watermark import WithWatermark
 from headgate.protocol.operator_context import OperatorContext
 from headgate.protocol.state import OperatorState
+from headgate.runtime.call_clock import CallClock, ProcessorDelay
 from headgate.runtime.chain_figures import ChainFigures, OperatorFigures
 from headgate.runtime.chain_slices import ChainSlices
 from headgate.runtime.clocks import work_ms
@@ -167,6 +168,9 @@ class StageChain:
         self._keyed = keyed or {}
         self._outputs = dict(outputs or {})
         self._clock_ms = clock_ms
+        self._delay = ProcessorDelay()
+        # A simulator's time is its own: nobody else's processes take any of it.
+        self._calls = CallClock(clock_ms, self._delay.ms if clock_ms is work_ms else lambda: 0.0)
         # A definition outlives a deployment, and in a simulator it is that of all subtasks: what changes is ours alone.
         self._operators: dict[str, Operator] = {node.uid: copy.copy(node.operator) for node in self._stage.operators}
         self._timed = [each for each in self._operators.values() if type(each).due_ms is not Operator.due_ms]
@@ -392,6 +396,7 @@ class StageChain:
         self._entry.clear()
         parts: list[Operator | SinkWriter] = [*self._writers.values(), *self._opened]
         self._writers, self._opened = {}, []
+        self._delay.close()
         for part in parts:
             try:
                 part.close()
@@ -488,7 +493,8 @@ class StageChain:
         if rows < item.batch.num_rows:
             self._waiting.appendleft(msgspec.structs.replace(item, batch=item.batch.slice(rows)))
             item = msgspec.structs.replace(item, batch=item.batch.slice(0, rows))
-        began_ms = self._clock_ms()
+        self._calls.begin(item.uid)
+        began_ms = self._calls.began_ms
         self.under_way = UnderWay(item.uid, began_ms)
         if item.uid == SINK_UID:
             self._writers[SINK_UID].write(item.batch)
@@ -509,12 +515,12 @@ class StageChain:
             self._feed(item.uid, emitted, item.source)
             if self._event_time_operators.get(item.source) == item.uid:
                 self._report_event_times(item)
-        took_ms = self._clock_ms() - began_ms
+        took_ms, own_ms = self._calls.end()
         self.under_way = None
         if item.uid == SINK_UID and self._waits_for_rows():
             self._written = rows, began_ms, item.source
         else:
-            self._slices.took(item.uid, rows, took_ms, item.source)
+            self._slices.took(item.uid, rows, own_ms, item.source)
         figures = self._figures[item.uid]
         figures.rows_in += rows
         figures.busy_ms += took_ms

@@ -182,7 +182,7 @@ class WindowAggregate(WindowedAggregate):
         """Let the rows of later buckets wait on, if they are most of these; return the others.
 
         The more rows are merged at once, the less it costs. A subtask among many has few rows for each window, and rows
-        of many windows if one of those that send them is behind the others.
+        of many windows if one of those that send them lags the others.
         """
         due, later = [], []
         for rows in tables:
