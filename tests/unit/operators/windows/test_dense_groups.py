@@ -70,6 +70,21 @@ def test_they_are_made_of_buckets_and_keys_that_lie_close_together() -> None:
     assert dense_groups(table(1, keys=3_000, buckets=3, run=100, nulls=0, chunks=2), ["bucket", "key"], WANTED)
 
 
+@pytest.mark.parametrize("first", [0, -5])
+def test_of_a_range_of_keys_only_those_that_are_there_count(first: int) -> None:
+    """One subtask of sixteen has a sixteenth of the keys, and rows of many windows."""
+    draw = np.random.default_rng(3)
+    there = draw.choice(ROWS, 100, replace=False) + first
+    buckets = np.sort(draw.integers(0, 40, ROWS)) * 10_000_000
+    rows = pa.table({"bucket": buckets, "key": draw.choice(there, ROWS), "v": draw.integers(-9, 9, ROWS)})
+    wanted: list[tuple[str, Reduction]] = [("v", "sum"), ("v", "max")]
+    made = dense_groups(rows, ["bucket", "key"], wanted)
+    assert made is not None
+    by_arrow = rows.group_by(["bucket", "key"], use_threads=False).aggregate(wanted)
+    by_arrow = by_arrow.sort_by([("bucket", "ascending"), ("key", "ascending")])
+    assert pa.table([*made[0], *made[1]], names=by_arrow.column_names).equals(by_arrow)
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -337,6 +337,22 @@ def test_a_thousand_overlaps_cost_what_rows_and_windows_do(tmp_path: Path, monke
     assert calls < 2 * 134
 
 
+def test_rows_of_windows_that_have_not_ended_wait_on_for_others(tmp_path: Path) -> None:
+    """Of many producers one lags: a window ends at a time, and of most rows none is merged for that."""
+    for window_of, per_key in ((window("at", "1 second"), 1), (window("at", "2 seconds", "1 second"), 2)):
+        world = subtasks(tmp_path / str(per_key), window_of)
+        for second in range(20):
+            process(world, many(range(8), second + 0.5))
+        held = []
+        for second in range(1, 6):
+            world.watermark(1000 * second)
+            held += [each._runs.rows for each in world.operators if isinstance(each, WindowAggregate)]
+        assert max(held) <= 8 * per_key, "the rows of the next window, if they are of this one, too"
+        found = Counter((start, key) for start, key, *_ in map(seconds, world.finish()))
+        begins = range(20) if per_key == 1 else range(-1, 20)
+        assert found == Counter({(start, key): 1 for start in begins for key in range(8)})
+
+
 def test_a_restore_spills_what_does_not_fit(tmp_path: Path) -> None:
     """State of any size is restored within the limit."""
     free = subtasks(tmp_path / "b")
