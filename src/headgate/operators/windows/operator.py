@@ -100,6 +100,7 @@ class WindowAggregate(WindowedAggregate):
         self._changed = ChangedGroups()
         self._emit_again_ms = 0
         self._first_waiting = MOST_US
+        self._waiting_buckets: list[tuple[int, int]] = []  # the first and the last of each table that waits
 
     @property
     def _stored_columns(self) -> list[str]:
@@ -140,7 +141,9 @@ class WindowAggregate(WindowedAggregate):
             rows, all_buckets = self._buckets.all(buckets, micros, horizon)
             lifted = lifted.take(rows).set_column(0, BUCKET, pa.array(all_buckets))
             buckets = all_buckets
-        self._first_waiting = min(self._first_waiting, int(buckets.min()))
+        bounds = int(buckets.min()), int(buckets.max())
+        self._first_waiting = min(self._first_waiting, bounds[0])
+        self._waiting_buckets.append(bounds)
         self._wait(lifted)
 
     def _lifted(self, batch: pa.RecordBatch) -> list[Any]:
@@ -167,10 +170,7 @@ class WindowAggregate(WindowedAggregate):
 
     def _flush(self, last: int = MOST_US) -> None:
         """Merge what waits, and add it to the state; of buckets after this one it may wait on."""
-        rows = self._take_waiting()
-        self._first_waiting = MOST_US
-        if last < MOST_US:
-            rows = self._let_wait(rows, last)
+        rows = self._take_due(last)
         if not rows:
             return
         made = self._merged(in_one_piece(pa.concat_tables(rows)))  # Arrow groups each of many small ones at a price
@@ -178,27 +178,34 @@ class WindowAggregate(WindowedAggregate):
             self._changed.add(one_array(made.column(BUCKET)).to_numpy(), self._hashes(made))
         self._runs.add(made)
 
-    def _let_wait(self, tables: list[Any], last: int) -> list[Any]:
-        """Let the rows of later buckets wait on, if they are most of these; return the others.
+    def _take_due(self, last: int) -> list[Any]:
+        """Take what waits; if most of it is of buckets after this one, let that wait on.
 
         The more rows are merged at once, the less it costs. A subtask among many has few rows for each window, and rows
         of many windows if one of those that send them lags the others.
         """
-        due, later = [], []
-        for rows in tables:
-            is_due = rows.column(BUCKET).to_numpy() <= last
-            if is_due.all():
-                due.append(rows)
-            elif not is_due.any():
-                later.append(rows)
-            else:
-                due.append(rows.filter(pa.array(is_due)))
-                later.append(rows.filter(pa.array(~is_due)))
-        if sum(rows.num_rows for rows in due) >= sum(rows.num_rows for rows in later):
+        rows, size_bytes, bounds = self._waiting_rows, self._waiting_bytes, self._waiting_buckets
+        tables = self._take_waiting()
+        self._waiting_buckets, self._first_waiting = [], MOST_US
+        if last == MOST_US:
             return tables
-        for rows in later:
-            self._first_waiting = min(self._first_waiting, int(rows.column(BUCKET).to_numpy().min()))
-            self._wait(rows)
+        due: list[Any] = []
+        later: list[tuple[Any, tuple[int, int]]] = []
+        for table, (first, end) in zip(tables, bounds, strict=True):
+            if end <= last:
+                due.append(table)
+            elif first > last:
+                later.append((table, (first, end)))
+            else:
+                buckets = table.column(BUCKET).to_numpy()
+                due.append(table.filter(pa.array(buckets <= last)))
+                later.append((table.filter(pa.array(buckets > last)), (int(buckets[buckets > last].min()), end)))
+        taken = sum(table.num_rows for table in due)
+        if 2 * taken >= rows:
+            return tables
+        self._waiting, self._waiting_buckets = [table for table, _ in later], [each for _, each in later]
+        self._waiting_rows, self._waiting_bytes = rows - taken, size_bytes - sum(table.nbytes for table in due)
+        self._first_waiting = min(first for first, _ in self._waiting_buckets)
         return due
 
     def process_watermark(self, timestamp_ms: int, emit: Emit) -> None:
