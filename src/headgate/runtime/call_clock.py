@@ -51,12 +51,12 @@ class CallClock:
 
     Examples
     --------
-    >>> times, delays = iter([0, 80, 100, 180]), iter([500, 560])
+    >>> times, delays = iter([0.0, 80.0, 100.0, 180.0]), iter([500.0, 560.0])
     >>> calls = CallClock(lambda: next(times), lambda: next(delays))
     >>> calls.begin("window"); calls.end()  # the first long one: nobody asked before it
-    (80, 80)
+    (80.0, 80.0)
     >>> calls.begin("window"); calls.end()
-    (80, 20)
+    (80.0, 20.0)
     """
 
     def __init__(self, clock_ms: Callable[[], float], delay_ms: Callable[[], float]) -> None:
