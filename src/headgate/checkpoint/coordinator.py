@@ -49,6 +49,7 @@ _OfCheckpoint = (
 
 
 _FAILED = (cp.NotifyAborted, Maybe(cp.AnswerRequest), Maybe(cp.LookForFiles))
+"""What follows when one failed, and the next is awaited."""
 _GIVEN_UP = (Maybe(cp.AnswerRequest), Maybe(cp.DeleteSavepoint))
 """What follows when a checkpoint is given up of which something may be written."""
 

@@ -53,12 +53,12 @@ class LocalCopies:
         StoredStateError
             It cannot be read from the store.
         """
-        with contextlib.suppress(OSError):
-            if _is_chunk(handle):
-                with open(self._path(handle), "rb") as file:
-                    data = file.read()
-                if len(data) == handle.size_bytes and zlib.crc32(data) == handle.crc32:
-                    return data
+        if not _is_chunk(handle):
+            return self._read(handle)
+        with contextlib.suppress(OSError), open(self._path(handle), "rb") as file:
+            data = file.read()
+            if len(data) == handle.size_bytes and zlib.crc32(data) == handle.crc32:
+                return data
         data = self._read(handle)
         self.keep(handle, data)
         return data
