@@ -22,6 +22,7 @@ _log = logging.getLogger(__name__)
 STUCK_STATUS = 87
 """With which a process ends that is stuck."""
 _KEPT_BYTES = 32 << 20
+_KEPT_BLOCK_BYTES = 2 << 20
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _STDERR = 2
 """By its number: what ``sys`` has may be replaced, or be nothing."""
@@ -117,11 +118,12 @@ def _keep_freed_memory() -> None:
     """Have glibc keep what is freed, up to a limit.
 
     What each batch needs for its own time, numpy's arrays above all, would else be given back to the kernel and asked
-    for again with the next one: a page costs more to get than to fill.
+    for again with the next one: a page costs more to get than to fill. Larger blocks, as of a chunk that is uploaded,
+    are given back at once: what lies between them could not be used for the next ones, in any of the threads.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES)
+        mallopt(_M_MMAP_THRESHOLD, _KEPT_BLOCK_BYTES)
         mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
         pa.set_memory_pool(pa.system_memory_pool())  # Arrow's, too: its own allocator gives back soon
 
