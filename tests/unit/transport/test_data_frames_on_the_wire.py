@@ -161,6 +161,17 @@ def test_a_reader_that_is_deaf_drops_what_comes() -> None:
     assert read(reader, b"\xff" * 200_000) == []
 
 
+def test_a_reader_that_a_frame_makes_deaf_drops_what_came_with_it() -> None:
+    """A connection is refused by its HELLO, with which the first channels' OPEN often comes in one piece."""
+    reader = FrameReader(memoryview(bytearray(SHARED_BYTES)))
+    data = PREAMBLE + head(Kind.HELLO, 0, b"", 0) + head(Kind.OPEN, 1, b"", 1 << 20) + b"schema"
+    reader.room()[: len(data)] = data
+    frames = reader.take(len(data))
+    assert next(frames).kind is Kind.HELLO
+    reader.is_deaf = True
+    assert list(frames) == [] and read(reader, b"\xff" * 200_000) == []
+
+
 SCHEMA = pa.schema({"n": pa.int64(), "t": pa.string(), "l": pa.list_(pa.int32())})
 
 
