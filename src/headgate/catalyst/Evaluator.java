@@ -93,7 +93,7 @@ import scala.runtime.AbstractPartialFunction;
 public final class Evaluator implements Runnable {
     private static final ThreadLocal CONF = new ThreadLocal();
     private static final long GRACE_MS = 10000;
-    private static final long GRACE_AFTER_ONE_MS = Long.getLong("headgate.grace.ms", GRACE_MS).longValue();
+    private static final long GRACE_AFTER_ONE_MS = Long.getLong("headgate.grace.ms", 60000).longValue();
     private static final Object LOCK = new Object(); // lifelines, until, ends
     private static int lifelines = 0;
     private static long until = after(GRACE_MS); // without a lifeline
