@@ -3,9 +3,9 @@
 Those who need it meet in a folder that only this user can enter. Whoever gets the lock there starts the process, which
 inherits the lock and holds it as long as it lives; all connect to its socket. Each user has a connection to it open on
 which nothing is sent. When there has been none for a minute, as long as Spark keeps an idle Python worker, it renames
-the folder, deletes it and ends, so whoever comes at that moment makes a new folder and starts a new process. One that
-is killed leaves the folder, with its log. One that greets nobody for two minutes has not started: who has started it
-kills it.
+the folder, deletes it and ends, so whoever comes at that moment makes a new folder and starts a new process. A process
+that is killed leaves the folder, with its log. One that greets nobody for two minutes has failed to start, and whoever
+started it kills it.
 
 Never: know what is evaluated.
 """

@@ -93,7 +93,7 @@ class FrameReader:
                 return
             self._greeted = True
             there = there[len(PREAMBLE) :]
-        while len(there) >= HEAD.size and not self.is_deaf:  # as it is once the frame before has been looked at
+        while len(there) >= HEAD.size and not self.is_deaf:  # the frame before may have made it so
             kind, number, metadata_size, body_size = self._head(there)
             end = HEAD.size + metadata_size
             if len(there) < end:
@@ -113,7 +113,7 @@ class FrameReader:
                 self._coming, self._space = frame, space[found:]
                 return
             yield frame
-        self._rest = b"" if self.is_deaf else bytes(there)
+        self._rest = bytes(there)
 
     def _head(self, there: memoryview) -> tuple[Kind, int, int, int]:
         number_of_kind, number, metadata_size, body_size = HEAD.unpack_from(there)
