@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from headgate.connectors.kafka import bulk, consumer_pool
+from headgate.connectors.kafka import consumer_pool, librdkafka
 from headgate.connectors.kafka.bulk import BulkConsumer
 from headgate.connectors.kafka.client_config import ClientConfig
 from headgate.connectors.kafka.plain import PlainConsumer
@@ -143,9 +143,9 @@ def test_what_is_not_wanted_is_not_there(kafka: Broker, topics: dict[str, str]) 
 def undecided(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Forget what was found out about the library, before and after."""
     monkeypatch.setattr(consumer_pool, "_bulk_possible", None)
-    bulk._library.cache_clear()
+    librdkafka.library.cache_clear()
     yield
-    bulk._library.cache_clear()
+    librdkafka.library.cache_clear()
 
 
 @pytest.mark.usefixtures("undecided")
@@ -153,7 +153,7 @@ def undecided(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_an_unknown_version_is_read_message_by_message(
     kafka: Broker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, bound: str, version: int
 ) -> None:
-    monkeypatch.setattr(bulk, bound, version)
+    monkeypatch.setattr(librdkafka, bound, version)
     client = ClientConfig((("bootstrap.servers", kafka.plain),))
     with caplog.at_level(logging.WARNING):
         leases = [consumer_pool.acquire(client, {}, "auto") for _ in range(2)]
@@ -182,8 +182,8 @@ def test_without_numba_messages_are_read_one_by_one() -> None:
 
 
 COMPILED_ELSEWHERE = """
-from headgate.connectors.kafka import bulk
-print(sum(sum(each.stats.cache_misses.values()) for each in (bulk._sort, bulk._copy, bulk._copy_headers)))
+from headgate.connectors.kafka import bulk_compiled as of
+print(sum(sum(each.stats.cache_misses.values()) for each in (of.sort, of.copy, of.copy_headers)))
 """
 
 

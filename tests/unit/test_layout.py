@@ -98,6 +98,7 @@ CONTRACT = [
     "ReaderInfo",
     "ReaderOutput",
     "Remaining",
+    "Signal",
     "Source",
     "SourceEvent",
     "SourceOutput",

@@ -1,6 +1,7 @@
 """What the three ready-made readers share: a `SourceReader` over fetcher threads and an element queue.
 
-Never: block, or touch a split reader on the task's thread, save for making it and `SplitReader.wake_up`.
+Never: block, or touch a split reader on the task's thread, save for making it, `SplitReader.wake_up`, and polling it
+while its fetcher lends it (`headgate.readers.fetcher`).
 
 A split is added -> given to a fetcher -> fetched, ahead of the task by at most the queue's bytes -> emitted by
 `poll_next`, which moves its position -> finished, when its last row was emitted. Paused, it stays where it is.
@@ -117,22 +118,28 @@ class SourceReaderBase(SourceReader[SplitT]):
             fetched, ready = self._queue.take()
             if fetched is not None:
                 self._emit(fetched, output)
+            else:
+                self._poll_lent(output)
             more = more or ready
         self._queue_first = emitted > 0
         if more:
             return InputStatus.MORE_AVAILABLE
         if not self._splits and self._no_more_splits:
             return InputStatus.END_OF_INPUT
-        if self._needs_request():
+        if not self._splits and self._needs_request():
             self._requested = True
             self.context.request_split()
         return InputStatus.NOTHING_AVAILABLE
 
     def available(self) -> Future[None]:
         """Return a future that is done when a batch, an error, the end or the need of a split is there."""
-        if self._needs_request() or (not self._splits and self._no_more_splits):
+        if not self._splits and (self._no_more_splits or self._needs_request()):
             return done_future()
-        return self._queue.available()
+        available = self._queue.available()
+        for fetcher in self._fetchers.values():
+            if fetcher.is_lent and not fetcher.is_polled:  # one that is lent after this completes the future
+                return done_future()
+        return available
 
     def add_splits(self, splits: Sequence[SplitT]) -> None:
         """Begin to fetch these splits from their positions on."""
@@ -252,7 +259,17 @@ class SourceReaderBase(SourceReader[SplitT]):
             self._queue,
             self.options.fetch_timeout_ms,
             one_at_a_time=self._one_split_at_a_time,
+            signal=self.context.signal,
         )
+
+    def _poll_lent(self, output: ReaderOutput) -> None:
+        """Emit what split readers have at once that are lent to this thread."""
+        for fetcher in self._fetchers.values():
+            for each in fetcher.poll() if fetcher.is_lent else ():
+                if each.split.split_id in self._remainders:  # alignment stopped its split in a batch before this
+                    self._queue.put(each)
+                else:
+                    self._emit(each, output)
 
     def _emit_remainders(self, output: ReaderOutput) -> tuple[int, bool]:
         """Emit what may go now, split by split; return how many rows that were, and whether more may go at once."""
@@ -272,7 +289,7 @@ class SourceReaderBase(SourceReader[SplitT]):
         rows = 0 if fetched.batch is None else fetched.batch.num_rows - begin
         if fetched.batch is not None and rows:
             batch = fetched.batch.slice(begin) if begin else fetched.batch
-            if fetched.position_at is not None and self.can_pause(split_id):
+            if output.may_hold_rows and fetched.position_at is not None and self.can_pause(split_id):
                 allowed = output.rows_allowed(split_id, batch)
                 if allowed < rows:
                     if allowed:

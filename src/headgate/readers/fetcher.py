@@ -3,6 +3,11 @@
 Never: busy-wait: without a split to read, or with all of them paused, it sleeps until a mail comes. The task's
 thread never waits for it either, and abandons it (a daemon) when it does not end.
 
+While fetches bring little, and nothing else is to be done, the split reader is *lent* to the task's thread, which
+polls it (`SplitReader.poll`), and this thread sleeps: few rows get to the task without a thread between them and it.
+Each mail takes the split reader back, and so does a poll that brings much, or finds that there is more to do than to
+read on. Where much comes, two threads fetch and process at the same time.
+
 Mails go in by `add_splits`, `pause_or_resume`, `read_ahead` and `begin_close`; they are applied between two fetches.
 A fetch that blocks meanwhile is woken by `SplitReader.wake_up`, which should be remembered by a reader that is only
 about to block: if it is not, the mail waits for the fetch's time-out.
@@ -30,7 +35,7 @@ from headgate.event_log import describe
 from headgate.readers.asking import AskedInVain
 from headgate.readers.element_queue import ElementQueue
 from headgate.source.split import Split
-from headgate.source.split_reader import FetchedBatch, SplitReader
+from headgate.source.split_reader import FetchedBatch, Signal, SplitReader
 
 SplitT = TypeVar("SplitT", bound=Split)
 
@@ -38,6 +43,9 @@ _log = logging.getLogger(__name__)
 
 _REST_AFTER_EMPTY_FETCHES_S = 0.005
 """Keeps a split reader that returns empty-handed at once, again and again, from using up a core."""
+_FEW_ROWS, _FEW_BYTES = 1024, 256 * 1024
+_SMALL_FETCHES = 8
+"""After so many fetches in a row that brought few rows, and few bytes, a split reader is lent."""
 
 
 class SplitFetcher(Generic[SplitT]):
@@ -55,6 +63,8 @@ class SplitFetcher(Generic[SplitT]):
         The longest a single fetch may wait for data, in milliseconds.
     one_at_a_time
         Give the split reader its next split only when it finished, or was to pause, the one before.
+    signal
+        How the task's thread is woken to poll; None: the split reader is never lent.
     """
 
     def __init__(
@@ -65,11 +75,13 @@ class SplitFetcher(Generic[SplitT]):
         fetch_timeout_ms: int,
         *,
         one_at_a_time: bool = False,
+        signal: Signal | None = None,
     ) -> None:
         self._split_reader = split_reader
         self._queue = queue
         self._fetch_timeout_ms = fetch_timeout_ms
         self._one_at_a_time = one_at_a_time
+        self._signal = signal
         # On the fetcher's thread only. Positions are those after what was fetched.
         self._splits: dict[str, SplitT] = {}
         self._waiting: deque[SplitT] = deque()
@@ -77,6 +89,7 @@ class SplitFetcher(Generic[SplitT]):
         self._ahead: dict[str, int] = {}  # how many bytes are enough
         self._full: set[str] = set()  # of those ahead
         self._paused: set[str] = set()  # as the split reader knows, or will know
+        self._small = 0  # fetches in a row that brought little
         self._was_empty = False  # what was fetched last: a client may only have learnt that there is no more
         self._lock = threading.Lock()
         # Guarded by _lock:
@@ -89,6 +102,10 @@ class SplitFetcher(Generic[SplitT]):
         self._looked_ms: int | None = None  # when the task last called `asked_until`
         self._looked_at: int | None = None  # the fetch that was under way then
         self._closing = False
+        self.is_lent = False
+        """Whether `poll` may be called. Read on the task's thread."""
+        self.is_polled = False
+        """Whether it was, since it was lent: of what came before that there is no signal. On the task's thread."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -118,9 +135,9 @@ class SplitFetcher(Generic[SplitT]):
             SplitReader.pause_or_resume_splits(self._split_reader, [], [])
 
     def begin_close(self) -> None:
-        """Let the thread close the split reader and end. Does not block."""
+        """Let the thread close the split reader and end. Does not block. On the task's thread."""
         with self._lock:
-            self._closing = True
+            self._closing, self.is_lent = True, False
             fetching = self._fetching_since_s is not None
             self._mail_came.notify_all()
         if fetching:
@@ -157,14 +174,41 @@ class SplitFetcher(Generic[SplitT]):
         """
         with self._lock:
             until_ms = self._asked.until_ms
-            under_way = None if self._fetching_since_s is None else self._fetches
+            waits = self._fetching_since_s is not None or (self.is_lent and not self._split_reader.has_waiting())
+            under_way = self._fetches if waits else None
             if under_way is not None and under_way == self._looked_at:  # it has waited since the last call, at least
                 until_ms = self._looked_ms
             self._looked_ms, self._looked_at = now_ms, under_way
             return until_ms, set(self._begun)
 
+    def poll(self) -> Sequence[FetchedBatch[SplitT]]:
+        """Return what there is at once, while `is_lent`, on the task's thread: after all that is in the queue.
+
+        Raises
+        ------
+        HeadgateError
+            The split reader raised; the error has ``split`` and ``position``.
+        """
+        self.is_polled = True
+        try:
+            fetched = self._split_reader.poll()
+            for each in fetched or ():
+                self._note(each)
+        except BaseException as error:
+            described = self._describe(error)
+            raise described from described.__cause__
+        with self._lock:
+            if fetched:
+                self._fetches += 1
+                self._asked.returned(began_ms=self._looked_ms, splits=len(self._begun), empty=False)
+            if fetched is None or not _is_little(fetched) or any(each.finished for each in fetched):
+                self.is_lent = False
+                self._mail_came.notify_all()
+        return fetched or ()
+
     def _send(self, mail: Callable[[], None], *, only_for: str | None = None) -> None:
         with self._lock:
+            self.is_lent = False
             self._mails.append(mail)
             fetching = self._fetching_since_s is not None
             if fetching and only_for is not None:  # then the thread is in the fetch, and leaves this set alone
@@ -179,7 +223,7 @@ class SplitFetcher(Generic[SplitT]):
         try:
             try:
                 while self._process_mail():
-                    if self._readable():
+                    if self._readable() and not self._lend():
                         self._fetch()
             finally:
                 self._split_reader.close()
@@ -187,6 +231,23 @@ class SplitFetcher(Generic[SplitT]):
             # Whatever it is: an error that stayed in this thread would be a task that waits for ever.
             _log.debug("%s ended by an error", self._thread.name, exc_info=True)
             self._queue.fail(self._describe(error))
+
+    def _lend(self) -> bool:
+        """Let the task's thread call the split reader until something else is to be done; return whether it did."""
+        if self._signal is None or self._small < _SMALL_FETCHES or self._waiting or self._ahead or self._paused:
+            return False
+        self._small = 0
+        if not self._split_reader.begin_polling(self._signal):
+            return False
+        with self._lock:
+            self.is_lent, self.is_polled = not (self._mails or self._closing), False
+            self._fetches += 1
+        self._queue.notify()
+        with self._lock:
+            while self.is_lent:
+                self._mail_came.wait()
+        self._split_reader.end_polling()
+        return True
 
     def _readable(self) -> bool:
         return any(split_id not in self._paused for split_id in self._splits)
@@ -288,6 +349,8 @@ class SplitFetcher(Generic[SplitT]):
         with self._lock:
             if fetched or not self._mails:  # else it was woken up, and has not asked
                 self._asked.returned(began_ms=began_ms, splits=asked, empty=not fetched)
+        if fetched:
+            self._small = self._small + 1 if _is_little(fetched) else 0
         self._begin_waiting()
         if not fetched and self._was_empty:
             with self._lock:
@@ -333,3 +396,13 @@ class SplitFetcher(Generic[SplitT]):
         )
         described.__cause__ = error
         return described
+
+
+def _is_little(fetched: Sequence[FetchedBatch[SplitT]]) -> bool:
+    """Return whether batches are fetched and processed sooner by one thread than by two."""
+    rows = data_bytes = 0
+    for each in fetched:
+        if each.batch is not None:
+            rows += each.batch.num_rows
+            data_bytes += each.batch.get_total_buffer_size()
+    return rows <= _FEW_ROWS and data_bytes <= _FEW_BYTES

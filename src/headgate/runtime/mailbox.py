@@ -2,17 +2,28 @@
 
 Never: run a mail on the thread that posted it. No lock is ever held while a mail runs.
 
+The thread waits in one place only: for a pipe, into which a byte is written by a mail that comes, and by any client of
+a reader's that has something to be polled (`Signal`). So whatever comes first wakes it, and several may.
+
 Follows FLIP-27, "Reader Interface and Threading Model" (mailbox).
 """
 
 from __future__ import annotations
 
+import contextlib
 import heapq
+import os
+import select
 import threading
 from collections import deque
 from collections.abc import Callable
 
 import msgspec
+
+from headgate.source import Signal
+
+_MAIL, _READY = b"\0", b"\1"
+_READ_BYTES = 4096
 
 
 class Mail(msgspec.Struct, frozen=True):
@@ -43,10 +54,13 @@ class Mailbox:
         self._now_ms = now_ms
         self._timers: list[tuple[int, int, Mail]] = []  # on the task's thread only: (due, number, mail)
         self._timer_count = 0
+        self._pipe: _Pipe | None = None
+        self.on_ready: Callable[[], None] = lambda: None
+        """Called on the task's thread when the signal was given."""
         self._lock = threading.Lock()
         # Guarded by _lock:
-        self._posted = threading.Condition(self._lock)
         self._mails: deque[Mail] = deque()
+        self._waits = False
         self._closed = False
 
     def post(self, mail: Mail) -> None:
@@ -54,7 +68,9 @@ class Mailbox:
         with self._lock:
             if not self._closed:
                 self._mails.append(mail)
-                self._posted.notify()
+                if self._waits and self._pipe is not None:
+                    self._waits = False
+                    self._pipe.write(_MAIL)
                 return
         _discard(mail)
 
@@ -90,25 +106,68 @@ class Mailbox:
         """Whether there is a mail. Any thread."""
         return bool(self._mails)
 
+    @property
+    def signal(self) -> Signal:
+        """What a client gives to have `on_ready` called; what it holds of it outlives the mailbox."""
+        return Signal(self._made_pipe().write_end, _READY)
+
     def wait(self) -> None:
-        """Wait until there is a mail or a timer is due; called on the task's thread."""
+        """Wait until there is a mail, the signal is given or a timer is due; called on the task's thread."""
         due_ms = self.due_ms()
-        timeout_s = None if due_ms is None else max(0, due_ms - self._now_ms()) / 1000
+        timeout_ms = None if due_ms is None else max(0, due_ms - self._now_ms())
+        pipe = self._made_pipe()
         with self._lock:
-            if not self._mails:
-                self._posted.wait(timeout_s)
+            if self._mails:
+                return
+            self._waits = True
+        written = pipe.wait(timeout_ms)
+        self._waits = False  # a mail that was posted meanwhile wrote a byte for nothing
+        if _READY in written:
+            self.on_ready()
 
     def close(self) -> None:
         """Discard all mails and timers, and those still to come; called on the task's thread."""
         with self._lock:
-            self._closed = True
+            closed, self._closed = self._closed, True
             mails = list(self._mails)
             self._mails.clear()
+        if self._pipe is not None and not closed:
+            self._pipe.close()
         for mail in mails:
             _discard(mail)
         for _, _, mail in self._timers:
             _discard(mail)
         self._timers.clear()
+
+    def _made_pipe(self) -> _Pipe:
+        if self._pipe is None:  # one whose owner never waits, as a simulator's, needs none
+            self._pipe = _Pipe()
+        return self._pipe
+
+
+class _Pipe:
+    """Both ends of a pipe, neither of which blocks."""
+
+    def __init__(self) -> None:
+        self._read_end, self.write_end = os.pipe()
+        for end in (self._read_end, self.write_end):
+            os.set_blocking(end, False)
+        self._poll = select.poll()
+        self._poll.register(self._read_end, select.POLLIN)
+
+    def write(self, byte: bytes) -> None:
+        """Write a byte, unless there are so many that the reader cannot miss them."""
+        with contextlib.suppress(BlockingIOError):
+            os.write(self.write_end, byte)
+
+    def wait(self, timeout_ms: int | None) -> bytes:
+        """Return what was written, once anything was; nothing after a time in milliseconds (None: for ever)."""
+        return os.read(self._read_end, _READ_BYTES) if self._poll.poll(timeout_ms) else b""
+
+    def close(self) -> None:
+        """Close both ends."""
+        os.close(self._read_end)
+        os.close(self.write_end)
 
 
 def _discard(mail: Mail) -> None:

@@ -24,7 +24,7 @@ from headgate.simulation.scripted_reader import Restored, ScriptedReader
 from headgate.simulation.scripted_source import ScriptedSource
 from headgate.simulation.slot_services import FAULT, SlotStorage
 from headgate.simulation.world import World
-from headgate.source import SourceReaderContext
+from headgate.source import Signal, SourceReaderContext
 from headgate.source.watermark import MAX_WATERMARK_MS
 from headgate.task.exchange.input_gate import InputGate
 from headgate.task.reader_output import Downstream, StreamingOutput
@@ -63,6 +63,11 @@ class SimulatedMailbox(Mailbox):
         """Queue a message, and have its owner look."""
         super().post(message)
         self._wake()
+
+    @property
+    def signal(self) -> Signal:
+        """A signal that nobody gives: readers of a simulation have no clients."""
+        return Signal(-1, b"")
 
 
 class Execution:

@@ -27,7 +27,7 @@ from headgate.source.source import (
     SupportsTaskGroups,
 )
 from headgate.source.split import Remaining, Split
-from headgate.source.split_reader import FetchedBatch, SplitReader
+from headgate.source.split_reader import FetchedBatch, Signal, SplitReader
 from headgate.source.watermark import WatermarkAlignment, WatermarkStrategy
 
 __all__ = [
@@ -43,6 +43,7 @@ __all__ = [
     "ReaderInfo",
     "ReaderOutput",
     "Remaining",
+    "Signal",
     "Source",
     "SourceEvent",
     "SourceOutput",

@@ -22,6 +22,7 @@ from headgate.errors import UnsupportedOperationError
 from headgate.source.events import SourceEvent
 from headgate.source.metrics import MetricGroup
 from headgate.source.split import Split
+from headgate.source.split_reader import Signal
 
 SplitT = TypeVar("SplitT", bound=Split)
 
@@ -72,6 +73,9 @@ class SourceOutput(ABC):
 class ReaderOutput(SourceOutput):
     """The output of a whole reader, and the maker of an output per split."""
 
+    may_hold_rows = True
+    """Whether `rows_allowed` may ever return fewer rows than there are."""
+
     @abstractmethod
     def create_output_for_split(self, split_id: str) -> SourceOutput:
         """Return the split's own output, with its own watermark; the same one for the same id until released."""
@@ -116,6 +120,8 @@ class SourceReaderContext(msgspec.Struct, frozen=True, kw_only=True):
         (``pipeline.watermark-alignment.allow-unaligned-source-splits``); else pausing raises.
     metric_group
         Takes the reader's counters and gauges, and its split readers'. They are seen in continuous queries only.
+    signal
+        By which a client wakes the task's thread: see `SplitReader.begin_polling`. None: nobody waits for it.
     """
 
     subtask: int
@@ -128,6 +134,7 @@ class SourceReaderContext(msgspec.Struct, frozen=True, kw_only=True):
     query: str | None = None
     allow_unaligned_splits: bool = False
     metric_group: MetricGroup = msgspec.field(default_factory=MetricGroup)
+    signal: Signal | None = None
 
 
 class SourceReader(ABC, Generic[SplitT]):

@@ -2,6 +2,9 @@
 
 Never: be called by two threads at once, save for `wake_up` and `trouble`, which exist to be called from another one.
 
+A record's way is shorter by a thread where a split reader can be polled: while rows are few and nothing else is to be
+done, the task's thread calls it, and the fetcher's waits (`SplitReader.begin_polling`).
+
 Follows FLIP-27, "High-level Readers"; FLIP-217 for `pause_or_resume_splits`.
 """
 
@@ -9,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -50,8 +53,19 @@ class FetchedBatch(msgspec.Struct, Generic[SplitT], frozen=True, kw_only=True):
     position_at: Callable[[int], SplitT] | None = None
 
 
+class Signal(NamedTuple):
+    """Wakes a task's thread: ``byte`` is to be written to the file descriptor ``fd``, from any thread.
+
+    Keep a duplicate of the descriptor: this one is closed with the task. It does not block; that it is full does not
+    matter, because what is in it wakes the thread.
+    """
+
+    fd: int
+    byte: bytes
+
+
 class SplitReader(ABC, Generic[SplitT]):
-    """Reads one or more splits, blocking. Called on the fetcher's thread, save for `wake_up` and `trouble`."""
+    """Reads one or more splits, blocking. Called on the fetcher's thread, save for `wake_up`, `trouble` and `poll`."""
 
     @abstractmethod
     def fetch(self, timeout_ms: int) -> Sequence[FetchedBatch[SplitT]]:
@@ -85,6 +99,30 @@ class SplitReader(ABC, Generic[SplitT]):
             "pause_or_resume_splits to align the splits of this source in event time.",
             operation="pause_or_resume_splits",
         )
+
+    def begin_polling(self, signal: Signal) -> bool:
+        """Get ready for `poll`, unless there is more to do than to read on; return whether it is.
+
+        Called between two fetches. From here on the signal is given whenever there is something to be polled where
+        there was nothing. What is there already is polled without a signal. By default nothing is ever polled.
+        """
+        return False
+
+    def poll(self) -> Sequence[FetchedBatch[SplitT]] | None:
+        """Return what is there, as `fetch` does, but at once; None: `fetch` is to be called instead.
+
+        Called on the task's thread, between `begin_polling` and `end_polling`: it must not block. None is for what may
+        block, and for what has changed: a split that ended, a system that does not answer. What is left, because there
+        is more than belongs into a batch, is signalled anew.
+        """
+        raise NotImplementedError
+
+    def has_waiting(self) -> bool:
+        """Return whether `poll` would return rows, or rows may be on their way from a client's own memory."""
+        raise NotImplementedError
+
+    def end_polling(self) -> None:
+        """Give no signals any more. Called between two fetches."""
 
     def trouble(self) -> str | None:
         """Return what it waits for other than data, as a sentence for the user; None: nothing.

@@ -124,6 +124,7 @@ class ReaderHarness(Generic[SplitT]):
         )
         self.output.on_released = self._on_released
         self.output.most_rows = most_rows
+        self.output.may_hold_rows = self.output.may_hold_rows or most_rows is not None
         self.fetched: list[FetchedBatch[SplitT]] = []
         self._split_serializer = split_serializer
         self.close_s = 0.0

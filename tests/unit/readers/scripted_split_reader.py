@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 
@@ -18,6 +19,7 @@ from headgate.source import (
     FetchedBatch,
     InputStatus,
     ReaderOutput,
+    Signal,
     SourceOutput,
     SourceReaderContext,
     Split,
@@ -54,13 +56,22 @@ class Script:
         self.trouble: str | None = None
         self.has_positions = False
         """Whether batches have the positions of single rows."""
+        self.can_be_polled = False
+        self.signal: Signal | None = None
+        """Of a split reader that is polled."""
         self.released = threading.Event()
 
     def feed(self, split_id: str, *items: list[int] | Exception | str) -> None:
         """Queue rows, an error or ``"end"`` for a split."""
         with self.changed:
+            was_empty = not self.has_waiting()
             self.fed.setdefault(split_id, []).extend(items)
             self.changed.notify_all()
+            if self.signal is not None and was_empty:
+                os.write(*self.signal)
+
+    def has_waiting(self) -> bool:
+        return any(self.fed.values())
 
     def make(self) -> ScriptedSplitReader:
         reader = ScriptedSplitReader(self)
@@ -87,6 +98,8 @@ class ScriptedSplitReader(SplitReader[Numbers]):
     def _next(self) -> list[FetchedBatch[Numbers]]:
         for split_id, split in list(self.splits.items()):
             items = self.script.fed.get(split_id)
+            while items and items[0] == "odd":
+                items.pop(0)
             if not items or split_id in self.paused:
                 continue
             item = items.pop(0)
@@ -120,6 +133,38 @@ class ScriptedSplitReader(SplitReader[Numbers]):
             script.waiting -= 1
             self.woken = False
             return fetched
+
+    def begin_polling(self, signal: Signal) -> bool:
+        with self.script.changed:
+            if self.script.can_be_polled:
+                self.script.signal = signal
+                self.calls.append(("lend", []))
+            return self.script.can_be_polled
+
+    def poll(self) -> Sequence[FetchedBatch[Numbers]] | None:
+        """Return all that was fed; ``"odd"`` is for `fetch`."""
+        self.threads.add(threading.current_thread().name)
+        fetched: list[FetchedBatch[Numbers]] = []
+        with self.script.changed:
+            self.script.changed.notify_all()
+            for split_id in list(self.splits):
+                while items := self.script.fed.get(split_id):
+                    if items[0] == "odd":
+                        if fetched and self.script.signal is not None:
+                            os.write(*self.script.signal)  # something is left
+                        return fetched or None
+                    fetched += self._next()
+        return fetched
+
+    def has_waiting(self) -> bool:
+        return self.script.has_waiting()
+
+    def end_polling(self) -> None:
+        self.threads.add(threading.current_thread().name)
+        with self.script.changed:
+            self.script.signal = None
+            self.calls.append(("take back", []))
+            self.script.changed.notify_all()
 
     def handle_splits_changes(self, added: Sequence[Numbers]) -> None:
         self.threads.add(threading.current_thread().name)
@@ -205,13 +250,14 @@ class Driven:
         options: ReaderOptions | None = None,
         *,
         allow_unaligned_splits: bool = False,
+        signal: Signal | None = None,
     ) -> None:
         self.script = Script()
         self.output = LoggingOutput()
         self.requests = 0
         context = SourceReaderContext(
             subtask=0, schema=SCHEMA, host=None, request_split=self._request, send_event=lambda event: None,
-            allow_unaligned_splits=allow_unaligned_splits,
+            allow_unaligned_splits=allow_unaligned_splits, signal=signal,
         )  # fmt: skip
         self.reader = reader_type(self.script.make, context, options)
         self.reader.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 import pytest
@@ -107,3 +108,57 @@ def test_an_error_of_a_mail_is_raised_and_those_after_it_stay() -> None:
         mailbox.run_mail()
     assert mailbox.run_mail() == 1
     assert seen == [1]
+
+
+def test_a_signal_wakes_whoever_waits_and_is_not_lost_while_nobody_does() -> None:
+    mailbox = Mailbox(VirtualClock())
+    ready: list[threading.Thread] = []
+    mailbox.on_ready = lambda: ready.append(threading.current_thread())
+    signal = mailbox.signal
+    os.write(*signal)
+    mailbox.wait()
+    assert ready == [threading.current_thread()], "it was given before"
+
+    giver = threading.Timer(0.05, lambda: os.write(*signal))
+    giver.start()
+    while len(ready) < 2:
+        mailbox.wait()
+    assert mailbox.run_mail() == 0
+    mailbox.close()
+
+
+def test_a_mail_wakes_without_a_signal() -> None:
+    mailbox = Mailbox(VirtualClock())
+    ready: list[int] = []
+    mailbox.on_ready = lambda: ready.append(1)
+    poster = threading.Timer(0.05, lambda: mailbox.post(Mail(lambda: None)))
+    poster.start()
+    while not mailbox.has_mail:
+        mailbox.wait()
+    assert (mailbox.run_mail(), ready) == (1, [])
+    mailbox.close()
+
+
+def test_signals_that_nobody_reads_do_not_block_and_count_once() -> None:
+    mailbox = Mailbox(VirtualClock())
+    ready: list[int] = []
+    mailbox.on_ready = lambda: ready.append(1)
+    signal = mailbox.signal
+    with pytest.raises(BlockingIOError):
+        while True:
+            os.write(*signal)
+    mailbox.post(Mail(lambda: None))  # there is no room for its byte either
+    mailbox.wait()
+    assert mailbox.run_mail() == 1
+    mailbox.wait()
+    assert ready
+    mailbox.close()
+
+
+def test_a_duplicate_of_its_signal_outlives_it() -> None:
+    mailbox = Mailbox(VirtualClock())
+    kept = mailbox.signal._replace(fd=os.dup(mailbox.signal.fd))
+    mailbox.close()
+    with pytest.raises(BrokenPipeError):
+        os.write(*kept)  # and nobody else's file is written to
+    os.close(kept.fd)

@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from headgate.connectors.kafka.records import Records, Wanted
+from headgate.enumerators.partition import TopicPartition
 from headgate.errors import BadDataError, OptionError
 from headgate.formats.json_values import JsonValues
 from headgate.formats.shared_options import PERMISSIVE
@@ -34,6 +36,8 @@ _ANY_COLUMN = pa.schema([("", pa.string())])
 """What is parsed where only `mode` wants to know about values: a batch without columns would have no rows."""
 _LARGEST_MS = (2**63 - 1) // 1000
 """The largest number of milliseconds that a timestamp of Spark's can have, and minus the smallest."""
+_KEPT_ROWS, _KEPT_PARTITIONS = 256, 256
+"""Columns that repeat one value are kept for so many rows, and of so many partitions at once."""
 _SQL_TYPES = {
     "key": "BINARY",
     "value": "BINARY",
@@ -85,6 +89,7 @@ class KafkaColumns:
         names = {name for _, name in self._own}
         stamps = [schema.field(index).name.lower() for index, name in self._own if name == "timestamp"]
         is_event_time = str(options.get("eventTimeColumn")).lower() in stamps
+        self._partitions: dict[tuple[str, TopicPartition], pa.Array] = {}  # their columns, for few records
         self._latest_ms = (LATEST_MS if is_event_time else _LARGEST_MS) if stamps else None
         parse = self._values is not None
         self.wanted = Wanted(
@@ -129,9 +134,26 @@ class KafkaColumns:
         if self._latest_ms is not None:
             _check_times(records, self._latest_ms)
         for index, name in self._own:
-            array = _COLUMNS[name](records)
+            array = _COLUMNS[name](records) if name in _COLUMNS else self._repeated(name, records)
             arrays[index] = array if kept is None else array.filter(kept)
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema), kept
+
+    def _repeated(self, name: str, records: Records) -> pa.Array:
+        """Return the partition of records, or its topic, for each of them."""
+        if records.parts:
+            return pa.concat_arrays([self._repeated(name, each) for each in records.parts])
+        rows = len(records.offsets)
+        known = self._partitions.get((name, records.source))
+        if known is None or len(known) < rows:
+            value = records.source.topic if name == "topic" else records.source.partition
+            known = pa.repeat(pa.scalar(value, _TYPES[name]), rows)
+            if rows > _KEPT_ROWS:
+                return known
+            known = pa.repeat(pa.scalar(value, _TYPES[name]), _KEPT_ROWS)
+            if len(self._partitions) >= _KEPT_PARTITIONS:
+                self._partitions.clear()
+            self._partitions[name, records.source] = known
+        return known.slice(0, rows)
 
 
 def _own_columns(schema: pa.Schema, include_headers: bool, json: bool) -> list[str | None]:
@@ -174,9 +196,9 @@ def _check_times(records: Records, latest_ms: int) -> None:
     """Refuse what producers set that is no time in milliseconds: nobody has checked it."""
     millis = records.timestamps_ms
     assert millis is not None
-    wrong = (millis > latest_ms) | (millis < -_LARGEST_MS)
-    if not wrong.any():
+    if np.maximum.reduce(millis) <= latest_ms and np.minimum.reduce(millis) >= -_LARGEST_MS:
         return
+    wrong = (millis > latest_ms) | (millis < -_LARGEST_MS)
     place = int(wrong.argmax())
     name, facts = records.where(place)
     limit, instead = "that Spark can show", "without the column timestamp"
@@ -190,13 +212,21 @@ def _check_times(records: Records, latest_ms: int) -> None:
     )
 
 
+def _of_numbers(numbers: Any, name: str) -> pa.Array:
+    """Return what ``pa.array`` and a cast would, for less than what these take where there are few numbers."""
+    return pa.Array.from_buffers(_TYPES[name], len(numbers), [None, pa.py_buffer(numbers)], 0)
+
+
+def _timestamps(records: Records) -> pa.Array:
+    assert records.timestamps_ms is not None
+    return _of_numbers(1000 * records.timestamps_ms, "timestamp")
+
+
 _COLUMNS: dict[str, Callable[[Records], pa.Array]] = {
     "key": lambda records: records.keys,
     "value": lambda records: records.values,
-    "topic": lambda records: pa.repeat(pa.scalar(records.source.topic), len(records.offsets)),
-    "partition": lambda records: pa.repeat(pa.scalar(records.source.partition, pa.int32()), len(records.offsets)),
-    "offset": lambda records: pa.array(records.offsets),
-    "timestamp": lambda records: pa.array(records.timestamps_ms, pa.timestamp("ms", "UTC")).cast(_TYPES["timestamp"]),
-    "timestampType": lambda records: pa.array(records.timestamp_types),
+    "offset": lambda records: _of_numbers(records.offsets, "offset"),
+    "timestamp": _timestamps,
+    "timestampType": lambda records: _of_numbers(records.timestamp_types, "timestampType"),
     "headers": lambda records: records.headers.cast(_HEADERS) if records.headers is not None else None,
 }

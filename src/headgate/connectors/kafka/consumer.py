@@ -11,10 +11,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 import pyarrow as pa
 
 from headgate.connectors.kafka.records import Records, Wanted
 from headgate.enumerators.partition import TopicPartition
+from headgate.source import Signal
 
 # Numbers of librdkafka (negative) and Kafka.
 PARTITION_EOF = -191
@@ -68,8 +70,7 @@ class ClientEvent:
     offset: int = -1
 
 
-@dataclass(frozen=True)
-class Consumed:
+class Consumed(msgspec.Struct, frozen=True):
     """What one call of `KafkaConsumer.consume` brought.
 
     Parameters
@@ -78,10 +79,13 @@ class Consumed:
         In the order of each partition; a partition may stand here more than once.
     events
         In the order in which they came. The end of a partition comes with or after the records before it.
+    together
+        All records, if they are few of several partitions, which have `records` as parts; else None.
     """
 
     records: list[Records]
     events: list[ClientEvent]
+    together: Records | None = None
 
 
 class Pace:
@@ -116,6 +120,18 @@ class KafkaConsumer(Protocol):
 
     def consume(self, wanted: Wanted, at_most: int, timeout_ms: int) -> Consumed:
         """Return up to ``at_most`` messages; blocks until the first comes, or nothing does within the time."""
+
+    def begin_signals(self, signal: Signal) -> bool:
+        """Signal from now on that there is something to consume where there was nothing; return whether it can."""
+
+    def signal_what_waits(self) -> None:
+        """Signal that there is something to consume, if there is."""
+
+    def end_signals(self) -> None:
+        """Give no signals any more."""
+
+    def has_waiting(self) -> bool:
+        """Whether there is something to consume."""
 
     def watermarks(self, source: TopicPartition, timeout_ms: int) -> tuple[int, int]:
         """Ask the partition's leader for its first and its next offset. Raises ConnectionError with the reason."""

@@ -190,7 +190,8 @@ def _bulk_is_possible() -> bool:
     global _bulk_possible
     if _bulk_possible is None:
         try:
-            from headgate.connectors.kafka.bulk import check_library
+            import headgate.connectors.kafka.bulk_compiled  # noqa: F401  (which compiles, or looks into its cache)
+            from headgate.connectors.kafka.librdkafka import check_library
 
             check_library()
             _bulk_possible = True

@@ -49,9 +49,9 @@ from headgate.connectors.kafka.consumer import (
     Consumed,
 )
 from headgate.connectors.kafka.consumer_pool import acquire
+from headgate.connectors.kafka.reading_settings import reading_settings
 from headgate.connectors.kafka.records import Records, Wanted
 from headgate.connectors.kafka.split import KafkaSplit
-from headgate.connectors.kafka.split_reader import reading_settings
 from headgate.enumerators.partition import TopicPartition
 from headgate.errors import SourceUnavailableError
 from headgate.formats.shared_options import PERMISSIVE

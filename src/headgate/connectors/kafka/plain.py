@@ -16,6 +16,7 @@ import pyarrow as pa
 from headgate.connectors.kafka.consumer import HEADERS, ClientEvent, Consumed, Pace, client_log
 from headgate.connectors.kafka.records import Records, Wanted
 from headgate.enumerators.partition import TopicPartition
+from headgate.source import Signal
 
 _SLICE_S = 0.1
 """A consume that blocks looks this often whether it was woken up, in seconds."""
@@ -84,6 +85,20 @@ class PlainConsumer:
                 self._events.append(ClientEvent(error.code(), error.str(), source, offset))
         events, self._events = self._events, []
         return Consumed([_columns(source, of_it, wanted) for source, of_it in by_source.items()], events)
+
+    def begin_signals(self, signal: Signal) -> bool:
+        """Return that there are none: the library's ``Consumer`` has no queue to be asked."""
+        return False
+
+    def signal_what_waits(self) -> None:
+        """Signal nothing."""
+
+    def end_signals(self) -> None:
+        """Go on as before."""
+
+    def has_waiting(self) -> bool:
+        """Return that nobody knows."""
+        return True
 
     def watermarks(self, source: TopicPartition, timeout_ms: int) -> tuple[int, int]:
         """Ask the partition's leader for its first and its next offset. Raises ConnectionError with the reason."""

@@ -72,7 +72,8 @@ class ReaderMetrics:
         """Note a fetch, and once in a while what the client has learnt with it; ``now_s`` is of a monotonic clock."""
         if records:
             self._fetches.inc()
-            self._bytes.inc(sum(map(_data_bytes, records)))
+            for each in records:
+                self._bytes.inc(each.data_bytes)
         if now_s < self._look_s:
             return
         self._look_s = now_s + _LOOK_S
@@ -83,12 +84,3 @@ class ReaderMetrics:
         times_ms = [int(each.timestamps_ms[-1]) for each in records if each.timestamps_ms is not None]
         if times_ms:
             self._lag_ms = max(0.0, time.time() * 1000 - min(times_ms))
-
-
-def _data_bytes(records: Records) -> int:
-    """Return the bytes of keys, values and headers, without what Arrow needs beside them."""
-    parts = [each.buffers()[2] for each in (records.keys, records.values) if each is not None]
-    if records.headers is not None:
-        of_headers = records.headers.buffers()  # of the list, the struct, names (with data), values (with data)
-        parts += [of_headers[5], of_headers[8]]
-    return sum(each.size for each in parts if each is not None)

@@ -5,9 +5,11 @@ Never: hold a message object. The columns own their memory; librdkafka's is give
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -34,8 +36,7 @@ class Wanted:
     lines: bool = False
 
 
-@dataclass(frozen=True)
-class Records:
+class Records(msgspec.Struct, frozen=True):
     """Some consecutive records of one partition, in order; offsets may have gaps.
 
     Parameters
@@ -52,6 +53,8 @@ class Records:
         None where they are not wanted.
     headers
         ``list<struct<key: string, value: binary>>``, null where a record has none; None where they are not wanted.
+    parts
+        Where these are the records of several partitions: those of each, in the same memory.
     """
 
     source: TopicPartition
@@ -61,15 +64,43 @@ class Records:
     timestamps_ms: npt.NDArray[np.int64] | None = None
     timestamp_types: npt.NDArray[np.int32] | None = None
     headers: pa.ListArray | None = None
+    parts: tuple[Records, ...] = ()
 
     def where(self, place: int) -> tuple[str, dict[str, Any]]:
         """Say where the record with this number is, for an error about it, and the error's facts."""
+        for part in self.parts:
+            if place < len(part.offsets):
+                return part.where(place)
+            place -= len(part.offsets)
         source, offset = self.source, int(self.offsets[place])
         name = f"at offset {offset} of partition {source.partition} of the topic {source.topic!r}"
         return name, {"topic": source.topic, "partition": source.partition, "offset": offset}
 
+    @property
+    def data_bytes(self) -> int:
+        """The bytes of keys, values and headers, without what Arrow needs beside them."""
+        found = 0
+        for array in (self.keys, self.values):
+            if array is not None:
+                found += _data_bytes(array)
+        if self.headers is not None:
+            of_headers = self.headers.buffers()  # of the list, the struct, names (with data), values (with data)
+            found += sum(data.size for data in (of_headers[5], of_headers[8]) if data is not None)
+        return found
+
+    def pieces(self, most_bytes: int) -> Iterator[Records]:
+        """Cut these into pieces of about so many bytes."""
+        rows = len(self.offsets)
+        if rows == 0:
+            return
+        step = max(1, rows * most_bytes // max(1, self.data_bytes))
+        for begin in range(0, rows, step):
+            yield self.slice(begin, min(rows, begin + step))
+
     def slice(self, start: int, stop: int) -> Records:
         """Return the records numbered ``start`` to ``stop`` (not included), without a copy."""
+        if start == 0 and stop == len(self.offsets):
+            return self
 
         def part(array: pa.Array | None) -> pa.Array | None:
             return None if array is None else array.slice(start, stop - start)
@@ -83,3 +114,13 @@ class Records:
             None if self.timestamp_types is None else self.timestamp_types[start:stop],
             part(self.headers),
         )
+
+
+def _data_bytes(array: pa.BinaryArray) -> int:
+    _, ends, data = array.buffers()
+    if data is None:
+        return 0
+    if array.offset == 0 and ends.size == 4 * (len(array) + 1):
+        return int(data.size)
+    found = np.frombuffer(ends, np.int32, len(array) + 1, 4 * array.offset)  # a part of others' memory
+    return int(found[-1] - found[0])

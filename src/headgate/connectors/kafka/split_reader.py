@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
 from datetime import UTC, datetime
 from functools import partial
@@ -55,16 +55,18 @@ from headgate.connectors.kafka.consumer import (
     SSL,
     TOPIC_REFUSED,
     ClientEvent,
+    Consumed,
     KafkaConsumer,
 )
 from headgate.connectors.kafka.consumer_pool import Decoder, Lease, acquire
 from headgate.connectors.kafka.reader_metrics import ReaderMetrics
+from headgate.connectors.kafka.reading_settings import reading_settings
 from headgate.connectors.kafka.records import Records, Wanted
 from headgate.connectors.kafka.split import KafkaSplit
 from headgate.enumerators.partition import TopicPartition
 from headgate.errors import DataLossError, SourceError, SourceUnavailableError
 from headgate.source.metrics import MetricGroup
-from headgate.source.split_reader import FetchedBatch, SplitReader
+from headgate.source.split_reader import FetchedBatch, Signal, SplitReader
 
 if TYPE_CHECKING:
     from headgate.connectors.kafka.client_config import ClientConfig
@@ -98,47 +100,6 @@ class Columns(Protocol):
 
     def rows(self, records: Records) -> tuple[pa.RecordBatch | None, pa.BooleanArray | None]:
         """Return the rows of these records, None if they have none, and which records have one; None: all do."""
-
-
-def reading_settings(
-    given: dict[str, str | int | bool], buffered_bytes: int, bounded: bool
-) -> dict[str, str | int | bool]:
-    """Return librdkafka's settings for reading, on top of those for connecting.
-
-    Parameters
-    ----------
-    given
-        Those for connecting. What is set there of prefetching and waiting stays.
-    buffered_bytes
-        The memory that fetched records may take up before they are rows, about, in bytes.
-    bounded
-        Whether what is read ends: a micro-batch, of which the next follows soon.
-    """
-    tuned: dict[str, str | int | bool] = {
-        # A quarter each for fetched bytes, the client's records around them, and the batch at hand. A response counts
-        # as it travels, compressed, and is decompressed as a whole: small ones, so that this stays within the rest.
-        "queued.max.messages.kbytes": min(1024**2, max(1, buffered_bytes // 4096)),
-        "queued.min.messages": min(10_000_000, max(1000, buffered_bytes // 2 // _BYTES_BESIDE_A_RECORD)),
-        "fetch.max.bytes": min(2**30, max(1_048_576, buffered_bytes // 16)),
-        # All of it is parsed, even if the range ends before: more makes small micro-batches slow, and nothing faster.
-        "max.partition.fetch.bytes": max(65_536, min(524_288, buffered_bytes // 64)),
-        # Soon after there is room again; the default of a second leaves the reader without data.
-        "fetch.queue.backoff.ms": 5,
-        # A broker that waits for records sends this client nothing else: the next task's would wait so long.
-        "fetch.wait.max.ms": 10 if bounded else 100,
-        "fetch.error.backoff.ms": 50,
-        "reconnect.backoff.ms": 50,
-        # A topic that brokers do not know any more is gone, not just being made: somebody discovered it.
-        "topic.metadata.propagation.max.ms": 5000,
-        "reconnect.backoff.max.ms": 1000,
-    }
-    return {
-        **{name: value for name, value in tuned.items() if name not in given},
-        "enable.partition.eof": True,
-        "enable.auto.commit": False,
-        "enable.auto.offset.store": False,
-        "auto.offset.reset": "error",
-    }
 
 
 class KafkaSplitReader(SplitReader[KafkaSplit]):
@@ -185,6 +146,7 @@ class KafkaSplitReader(SplitReader[KafkaSplit]):
         self._ask_again_s = 0.0
         self._may_ask = True  # until the brokers refuse to answer
         self._lease: Lease | None = None
+        self._left: Consumed | None = None  # by a poll, to the next fetch
         self._failed = False
         self._woken = False
         self._rows = _FIRST_ROWS
@@ -260,6 +222,50 @@ class KafkaSplitReader(SplitReader[KafkaSplit]):
         if lease is not None:
             lease.release(assigned=list(self._reading), failed=self._failed)
 
+    # ---- polled by the task's thread ----
+
+    def begin_polling(self, signal: Signal) -> bool:
+        """Get ready for `poll`, if partitions are just read on, without ends, and nothing of them may be lost."""
+        return self._reads_on and self._consumer.begin_signals(signal)
+
+    def poll(self) -> Sequence[FetchedBatch[KafkaSplit]] | None:
+        """Return what the client has at once; None: it reported something, or the topic is not what it was."""
+        try:
+            if self._question is not None or time.monotonic() >= self._ask_again_s:
+                self._ask_for_topic_ids()
+                self._take_answer(0)
+            return self._poll(self._consumer) if self._reads_on else None
+        except BaseException:
+            self._failed = True
+            raise
+
+    def has_waiting(self) -> bool:
+        """Return whether the client has something."""
+        return self._left is not None or self._consumer.has_waiting()
+
+    def end_polling(self) -> None:
+        """Have the client give no signals any more."""
+        self._consumer.end_signals()
+
+    @property
+    def _reads_on(self) -> bool:
+        """Whether there is nothing to do but to read on, and to note where partitions end."""
+        undone = self._changed or self._held or self._unverified or self._paused or self._aside
+        certain = self._fail_on_data_loss and self._down_since is None and self._left is None
+        return certain and not undone and all(split.stop is None for split in self._splits.values())
+
+    def _poll(self, consumer: KafkaConsumer) -> list[FetchedBatch[KafkaSplit]] | None:
+        consumed = consumer.consume(self._columns.wanted, self._rows, 0)
+        if any(each.code != PARTITION_EOF for each in consumed.events):
+            self._left = consumed
+            return None
+        consumer.signal_what_waits()
+        self._metrics.fetched(consumer, consumed.records, self._reading, time.monotonic())
+        fetched = self._take_all(consumed)
+        for event in consumed.events:
+            fetched += self._on_event(event)
+        return fetched
+
     # ---- reading ----
 
     @property
@@ -290,10 +296,11 @@ class KafkaSplitReader(SplitReader[KafkaSplit]):
             timeout_ms = 0
         self._woken = False
         begin = time.monotonic()
-        consumed = consumer.consume(self._columns.wanted, self._at_most(), timeout_ms)
+        consumed, self._left = self._left, None
+        if consumed is None:
+            consumed = consumer.consume(self._columns.wanted, self._at_most(), timeout_ms)
         self._metrics.fetched(consumer, consumed.records, self._reading, begin)
-        for records in consumed.records:
-            fetched += self._take(records)
+        fetched += self._take_all(consumed)
         if self._reading:
             self._waited_ms += (time.monotonic() - begin) * 1000
         if consumed.records or any(each.code == PARTITION_EOF for each in consumed.events):
@@ -457,16 +464,48 @@ class KafkaSplitReader(SplitReader[KafkaSplit]):
             left += split.stop - split.position
         return max(1, min(self._rows, left))
 
+    def _take_all(self, consumed: Consumed) -> list[FetchedBatch[KafkaSplit]]:
+        """Return the rows of the records that belong to the splits being read."""
+        together = consumed.together
+        if together is not None:
+            splits = [self._split_of(part.source) for part in together.parts]
+            if all(
+                split is not None and split.stop is None and part.offsets[0] >= split.position
+                for split, part in zip(splits, together.parts)
+            ):
+                return self._take_together(together)
+        return [each for records in consumed.records for each in self._take(records)]
+
+    def _take_together(self, together: Records) -> list[FetchedBatch[KafkaSplit]]:
+        """Return the rows of records that all are of splits without an end: made at once, and a slice of each."""
+        self._measure(together)
+        batch, kept = self._columns.rows(together)
+        fetched, row, record = [], 0, 0
+        for part in together.parts:
+            count = len(part.offsets)
+            of_part = None if kept is None else kept.slice(record, count)
+            rows = count if of_part is None else of_part.true_count
+            split_id = self._reading[part.source]
+            split = msgspec.structs.replace(self._splits[split_id], position=int(part.offsets[-1]) + 1)
+            self._splits[split_id] = split
+            if batch is None or not rows:
+                fetched.append(FetchedBatch(split=split))
+            else:
+                position_at = partial(_after_rows, split, part.offsets, of_part)
+                fetched.append(FetchedBatch(split=split, batch=batch.slice(row, rows), position_at=position_at))
+            row, record = row + rows, record + count
+        return fetched
+
     def _take(self, records: Records) -> list[FetchedBatch[KafkaSplit]]:
         """Return the rows of the records that belong to the split being read."""
         self._measure(records)
         split = self._split_of(records.source)
         if split is None:
             return []
-        begin = int(np.searchsorted(records.offsets, split.position))
+        begin = int(np.searchsorted(records.offsets, split.position)) if records.offsets[0] < split.position else 0
         end = len(records.offsets) if split.stop is None else int(np.searchsorted(records.offsets, split.stop))
         fetched = []
-        for piece in _pieces(records.slice(begin, end)):
+        for piece in records.slice(begin, end).pieces(MOST_BYTES):
             split = msgspec.structs.replace(split, position=int(piece.offsets[-1]) + 1)
             batch, kept = self._columns.rows(piece)
             position_at = None if batch is None else partial(_after_rows, split, piece.offsets, kept)
@@ -477,7 +516,7 @@ class KafkaSplitReader(SplitReader[KafkaSplit]):
         return fetched
 
     def _measure(self, records: Records) -> None:
-        data_bytes = _bytes_of(records)
+        data_bytes = records.data_bytes
         if data_bytes:
             self._rows = max(1, min(MOST_ROWS, MOST_BYTES * len(records.offsets) // data_bytes))
 
@@ -650,10 +689,6 @@ class KafkaSplitReader(SplitReader[KafkaSplit]):
         return []
 
 
-def _bytes_of(records: Records) -> int:
-    return sum(array.nbytes for array in (records.keys, records.values, records.headers) if array is not None)
-
-
 def _after_rows(
     split: KafkaSplit, offsets: npt.NDArray[np.int64], kept: pa.BooleanArray | None, rows: int
 ) -> KafkaSplit:
@@ -663,13 +698,3 @@ def _after_rows(
     """
     record = rows if kept is None else int(np.flatnonzero(kept.to_numpy(zero_copy_only=False))[rows])
     return msgspec.structs.replace(split, position=int(offsets[record]))
-
-
-def _pieces(records: Records) -> Iterator[Records]:
-    """Cut records into pieces of about `MOST_BYTES`."""
-    rows = len(records.offsets)
-    if rows == 0:
-        return
-    step = max(1, rows * MOST_BYTES // max(1, _bytes_of(records)))
-    for begin in range(0, rows, step):
-        yield records.slice(begin, min(rows, begin + step))

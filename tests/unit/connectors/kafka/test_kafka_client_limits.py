@@ -12,10 +12,10 @@ from headgate.connectors.kafka.client_config import ClientConfig
 from headgate.connectors.kafka.client_limits import fit_consumer
 from headgate.connectors.kafka.consumer import client_log
 from headgate.connectors.kafka.options import OPTION_SPECS
+from headgate.connectors.kafka.reading_settings import reading_settings
 from headgate.connectors.kafka.sink.options import KafkaSink
 from headgate.connectors.kafka.sink.producer import KafkaWriter
 from headgate.connectors.kafka.sink.transactions import TransactionalWriter
-from headgate.connectors.kafka.split_reader import reading_settings
 from headgate.errors import OptionError
 from headgate.source.options import Options
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headgate.connectors.kafka.split_reader import reading_settings
+from headgate.connectors.kafka.reading_settings import reading_settings
 
 MIB = 2**20
 

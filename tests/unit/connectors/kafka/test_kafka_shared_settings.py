@@ -6,8 +6,8 @@ import pytest
 
 from headgate.connectors.kafka.bulk import BulkConsumer
 from headgate.connectors.kafka.consumer_pool import acquire
+from headgate.connectors.kafka.reading_settings import reading_settings
 from headgate.connectors.kafka.source import KafkaSource
-from headgate.connectors.kafka.split_reader import reading_settings
 from headgate.errors import OptionError
 
 
