@@ -3,7 +3,8 @@
 Never: block the mailbox thread on brokers or disks; report a checkpoint's rows as safe that are neither acknowledged by
 the brokers nor durable.
 
-``at-least-once``: a thread sends rows as they come; a barrier waits until the brokers have them.
+``at-least-once``: rows are sent as they come, by a thread or, where that has nothing to do and they are few, at once;
+a barrier waits, on the thread, until the brokers have them.
 ``exactly-once``: a thread stages rows with the checkpoint; when it is complete, another publishes them (`publisher`).
 Those of the last checkpoint follow it: a runner waits for `finish` before it ends the slot, and a slot that is killed
 leaves them to the next run of the query.
@@ -27,6 +28,8 @@ from headgate.sink.writer_thread import WriterThread
 
 _QUEUE_BYTES = 4 * 1024 * 1024
 """How much may wait to be sent, or to be staged, before the source is asked to pause."""
+_FEW_ROWS = 1024
+"""More rows are sent by the thread, beside what the mailbox thread does meanwhile."""
 _INLINE_BYTES = 64 * 1024
 """Up to here a checkpoint's last piece is in its state."""
 _CLOSE_S = 5.0
@@ -34,10 +37,16 @@ _CLOSE_S = 5.0
 
 
 class RowSender(Protocol):
-    """Sends rows at once. On the writer's thread, but for `drop_rows` and `close`; every call may block."""
+    """Sends rows at once. On the writer's thread, but for `write_now`, `drop_rows` and `close`; it may block else."""
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Send rows, none of which waits for more of them. Raises if one of them, or an earlier one, is not written."""
+
+    def write_now(self, batch: pa.RecordBatch) -> int:
+        """Send the first rows, as many as take no wait, and return how many; raises as `write` does.
+
+        On the mailbox thread, while no call of `write` or `flush` is under way or due.
+        """
 
     def flush(self) -> None:
         """Return when the brokers have all rows; raises if they have not."""
@@ -153,7 +162,8 @@ class _Writer(SinkWriter):
 
     def ready(self) -> Future[None] | None:
         """Return None if more rows may come now, else a future that is done when some were sent or staged."""
-        self._raise_failure()
+        if self._publisher is not None:
+            self._publisher.raise_failure()
         return self._thread.room()
 
     def prepare_commit(self, checkpoint_id: int, *, final: bool) -> Future[OperatorState]:
@@ -201,6 +211,23 @@ class AtLeastOnceWriter(_Writer):
         name = f"{sink.replace('.', '-')}-writer-{context.subtask}"
         super().__init__(WriterThread(name, limit_bytes=_QUEUE_BYTES, when_idle=sender.serve), publisher)
         self._sender = sender
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Take rows: a few are sent here, if the thread has nothing to do, which would take longer to be woken.
+
+        Raises
+        ------
+        SinkError
+            One of them, or an earlier one, was not written.
+        """
+        if 0 < batch.num_rows <= _FEW_ROWS and self._thread.is_idle:
+            self._raise_failure()
+            written = self._sender.write_now(batch)
+            if written == batch.num_rows:
+                self._thread.begin()
+                return
+            batch = batch.slice(written)
+        super().write(batch)
 
     def _take(self, batch: pa.RecordBatch) -> None:
         self._sender.write(batch)

@@ -41,9 +41,10 @@ class WriterThread:
         self._lock = threading.Lock()
         # Guarded by _lock:
         self._bytes = 0
+        self._jobs = 0  # that wait or run
         self._failure: BaseException | None = None
         self._room: Future[None] | None = None
-        self._begun = False
+        self._begun = False  # on the owner's thread only
 
     def submit(self, job: Callable[[], T], size_bytes: int = 0) -> Future[T]:
         """Queue a job; the future is done when it has run or never will.
@@ -58,16 +59,27 @@ class WriterThread:
         future: Future[T] = Future()
         with self._lock:
             self._bytes += size_bytes
-            begins, self._begun = not self._begun, True
+            self._jobs += 1
         self._executor.do(lambda: self._run(job, future, size_bytes), lambda: self._drop(future))
-        if begins and self._when_idle is not None:
-            self._executor.do_after(self._idle_s, self._idle)
+        self.begin()
         return future
+
+    def begin(self) -> None:
+        """Begin to call ``when_idle``, if there is one, though no job came yet."""
+        if self._begun:
+            return
+        self._begun = True
+        if self._when_idle is not None:
+            self._executor.do_after(self._idle_s, self._idle)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all jobs have run: what is done by whoever asks is done after them, until the next is queued."""
+        return not self._jobs
 
     def raise_failure(self) -> None:
         """Raise what a job raised."""
-        with self._lock:
-            failure = self._failure
+        failure = self._failure
         if failure is not None:
             raise failure
 
@@ -79,7 +91,10 @@ class WriterThread:
         BaseException
             What a job raised.
         """
-        self.raise_failure()
+        if self._failure is not None:
+            raise self._failure
+        if self._bytes <= self._limit_bytes:
+            return None
         with self._lock:
             if self._bytes <= self._limit_bytes:
                 return None
@@ -110,6 +125,8 @@ class WriterThread:
             self._fail(error)  # before anybody hears of it: whoever does finds the sink broken
             future.set_exception(error)
             return
+        with self._lock:
+            self._jobs -= 1
         future.set_result(result)
         with self._lock:
             self._bytes -= size_bytes

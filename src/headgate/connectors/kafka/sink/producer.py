@@ -34,7 +34,7 @@ _DEFAULTS: dict[str, str | int | bool] = {
 }
 _LINGER_MS = 50
 """A task ends with a flush, which waits for no linger: this only makes full requests of fast rows."""
-_STEP_S = 0.01
+_STEP_S = 0.001
 """How long to wait before looking again whether rows were taken, in seconds."""
 
 
@@ -104,6 +104,28 @@ class KafkaWriter:
             except KafkaException as error:
                 raise self._error(error.args[0], row[0], row[3]) from error
         self._serve(0)
+
+    def write_now(self, batch: pa.RecordBatch) -> int:
+        """Add the first rows, until the producer's queue is full, and return how many. Does not block.
+
+        Raises
+        ------
+        SinkError
+            A row cannot be written, or an earlier one was not.
+        """
+        from confluent_kafka import KafkaException
+
+        produce, count = self._producer.produce, 0
+        for row in self._records(batch):
+            try:
+                produce(*row)
+            except BufferError:
+                break
+            except KafkaException as error:
+                raise self._error(error.args[0], row[0], row[3]) from error
+            count += 1
+        self._serve(0)
+        return count
 
     def _records(self, batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
         """Yield the positional arguments of ``Producer.produce`` for each row."""
