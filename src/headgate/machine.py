@@ -98,6 +98,7 @@ class Step(msgspec.Struct, frozen=True):
 
 
 _Handler = Callable[[Any, Any, int], list[Any]]
+_HOOKS = ("kind_of", "state_of", "content", "refused", "follow_up", "brief")
 
 
 class Machine:
@@ -114,6 +115,8 @@ class Machine:
         super().__init_subclass__()
         if "TRANSITIONS" in cls.__dict__:
             cls._DISPATCH = dict(_dispatch_of(cls))
+            if all(getattr(cls, each) is getattr(Machine, each) for each in ("handle", *_HOOKS)):
+                setattr(cls, "handle", cls._handle_plainly)  # noqa: B010
             cls.__doc__ = f"{(cls.__doc__ or '').rstrip()}\n\n{table_of(cls.TRANSITIONS, indent='    ')}\n    "
 
     def __init__(self) -> None:
@@ -140,6 +143,18 @@ class Machine:
         state = self.state_of(event)
         if actions or state != was:
             self._history.append((now_ms, was, self.brief(event, kind), state))
+        return actions
+
+    def _handle_plainly(self, event: Any, now_ms: int) -> list[Any]:
+        """Take note of an event as `handle` does, where no hook is overridden: batches come here."""
+        kind, was = type(event), self.state
+        try:
+            handler = self._DISPATCH[was, kind]
+        except KeyError:
+            raise self.invalid(event) from None
+        actions = [] if handler is None else handler(self, event, now_ms)
+        if actions or self.state != was:
+            self._history.append((now_ms, was, kind.__name__, self.state))
         return actions
 
     def kind_of(self, event: Any) -> type:

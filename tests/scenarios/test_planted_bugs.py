@@ -215,21 +215,21 @@ class TakesWhoComesLast(SlotStreams):
 
 PLACE = r"has \S+ in \d places|are missing|not published|no end after|published twice"
 IN_ENUMERATORS: list[tuple[type[SplitEnumerator[Any, Any]], int, str]] = [
-    (ForgetsReported, 53, PLACE),
+    (ForgetsReported, 88, PLACE),
     (ResolvesAgain, 88, r"rows of \S+ (before \d+ )?are missing|published twice"),
     (PromisesOnlyWhatIsNew, 10, "no end after"),
     (KeepsPendingBySubtask, 1483, PLACE),
     (PutsAllOnTheFirst, 2, r"the readers of \S+ have \[.*\] splits"),
-    (AssignsTwice, 7, "broke its contract in assign_splits|in 2 places|was given"),
+    (AssignsTwice, 3, "broke its contract in assign_splits|in 2 places|was given"),
     (WakesNobody, 142, f"no end after|{PLACE}"),
     (KeepsOneOfEachFamily, 184, PLACE),
-    (LosesOnePending, 8, PLACE),
+    (LosesOnePending, 202, PLACE),
     (PushesTwice, 0, "was given"),
 ]
 IN_SUBTASKS: list[tuple[type[SubtaskMachine], int, str]] = [
-    (ReportsNothingAgain, 17, PLACE),
+    (ReportsNothingAgain, 61, PLACE),
     (ForgetsEnds, 14, PLACE),
-    (RunsBeforeItRegisters, 77, PLACE),
+    (RunsBeforeItRegisters, 187, PLACE),
     (WaitsForTheMessage, 21, "committables that one before it published"),
 ]
 

@@ -85,7 +85,7 @@ def test_a_checkpoint_before_the_old_recovery_is_over_is_found(monkeypatch: pyte
     """With both switches off a checkpoint is taken although buffers are still filtered when they are processed."""
     monkeypatch.setattr(execution, "checkpoints_during_recovery", lambda options: True)
     off = lambda each: any(not switches.on_downstream for switches in each.switches)  # noqa: E731
-    first_found(f"{ANOTHERS}|{TWICE}|{ORDER}", 3226, {InputGate: Unchecked}, of=off)
+    first_found(f"{ANOTHERS}|{TWICE}|{ORDER}", 1195, {InputGate: Unchecked}, of=off)
 
 
 # Bugs of public tickets.
@@ -105,7 +105,7 @@ class ForgetsWhenConnected(Unchecked):
 
 
 def test_flink_38544_records_lost_when_channels_are_rewired_is_found() -> None:
-    first_found(LOST, 0, {InputGate: ForgetsWhenConnected}, of=keyed)
+    first_found(LOST, 3, {InputGate: ForgetsWhenConnected}, of=keyed)
 
 
 def test_flink_31963_a_stateless_stage_beside_an_exchange_is_found() -> None:
@@ -262,7 +262,7 @@ def test_a_final_watermark_that_passes_idle_producers_is_found(monkeypatch: pyte
     monkeypatch.setattr(WatermarkValve, "_votes", passing)
     first_found(f"late: .*after {MAX_WATERMARK_MS}", 21, {InputGate: Unchecked}, of=in_time)
     monkeypatch.setattr(WatermarkValve, "_votes", passing_together)
-    first_found(f"late: .*after {MAX_WATERMARK_MS}", 207, {InputGate: Unchecked}, of=in_time)
+    first_found(f"late: .*after {MAX_WATERMARK_MS}", 1855, {InputGate: Unchecked}, of=in_time)
 
 
 class IdleOneByOne(InputGate):
@@ -444,4 +444,4 @@ class TakesBarriersForRows(ResultPartition):
 
 
 def test_a_barrier_that_waits_for_a_slow_operator_is_found() -> None:
-    first_found(SLOW, 3, {ResultPartition: TakesBarriersForRows}, of=keyed)
+    first_found(SLOW, 11, {ResultPartition: TakesBarriersForRows}, of=keyed)

@@ -129,7 +129,7 @@ class PassesRows(UnassignedWork):
 
 
 def test_a_watermark_that_passes_rows_in_flight_of_unassigned_splits_is_found() -> None:
-    first_found("late: ", 392, {UnassignedWork: PassesRows}, of=is_slow)
+    first_found("late: ", 222, {UnassignedWork: PassesRows}, of=is_slow)
 
 
 class FinishesAtOnce(KinesisEnumerator):
@@ -168,7 +168,7 @@ class WaitsForIdleSplits(source_input._Output):
 
 
 def test_a_source_that_an_idle_split_frees_is_found() -> None:
-    first_found("is read at .*, but the slowest", 135, {source_input._Output: WaitsForIdleSplits}, of=cannot_pause)
+    first_found("is read at .*, but the slowest", 257, {source_input._Output: WaitsForIdleSplits}, of=cannot_pause)
 
 
 class AlignsWithItself(SplitAlignment):

@@ -69,7 +69,7 @@ class TrustsFiles(CheckpointStorage):
 
 
 def test_state_that_is_restored_from_a_damaged_file_is_found() -> None:
-    first_found("corrupt: ", 17, {CheckpointStorage: TrustsFiles}, change=DAMAGED)
+    first_found("corrupt: ", 10, {CheckpointStorage: TrustsFiles}, change=DAMAGED)
 
 
 class BelievesListings(CheckpointStorage):
@@ -95,7 +95,7 @@ class IgnoresFullDisks(CheckpointStorage):
 
 
 def test_a_full_disk_that_nobody_hears_of_is_found() -> None:
-    first_found("which is not there", 42, {CheckpointStorage: IgnoresFullDisks}, change=FULL)
+    first_found("which is not there", 2, {CheckpointStorage: IgnoresFullDisks}, change=FULL)
 
 
 class NeverUploadsAgain(StateUploader):

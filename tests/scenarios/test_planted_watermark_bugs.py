@@ -248,7 +248,7 @@ def test_a_split_that_is_not_resumed_when_its_neighbour_finishes_is_found(monkey
 
     plant(monkeypatch, SplitAlignment, al.SplitFinished, without_a_word)
     plant(monkeypatch, SplitAlignment, al.OneSplitLeft, without_a_word)
-    first_found(NO_END, 54, of=aligned)
+    first_found(NO_END, 65, of=aligned)
 
 
 def test_an_announcement_only_to_whoever_reports_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,20 +35,20 @@ from typing import Any, Protocol
 import msgspec
 import pyarrow as pa
 
-from headgate.errors import ConnectorContractError
 from headgate.event_log import describe
 from headgate.futures import gathered, mapped
 from headgate.graph.stage_graph import BAD_RECORDS_UID, LATE_ROWS_UID, SINK_UID, QueryDefinition
 from headgate.operators import bad_records
-from headgate.operators.cast_to_schema import MisfitError, cast_to_schema
 from headgate.operators.operator import Emit, KeyedOperator, Operator
 from headgate.operators.with_watermark import WithWatermark
 from headgate.protocol.operator_context import OperatorContext
 from headgate.protocol.state import OperatorState
 from headgate.runtime.call_clock import CallClock, ProcessorDelay
 from headgate.runtime.chain_figures import ChainFigures, OperatorFigures
+from headgate.runtime.chain_input import ChainInput
 from headgate.runtime.chain_slices import ChainSlices
 from headgate.runtime.clocks import work_ms
+from headgate.runtime.few_rows import FEW_ROWS, FewRows, Rows
 from headgate.runtime.overdue_progress import UnderWay
 from headgate.runtime.slices import LONGEST_TRIAL_MS
 from headgate.sink import SinkWriter
@@ -70,16 +70,6 @@ class _Emitted(msgspec.Struct, frozen=True):
 
     source: str
     batch: pa.RecordBatch
-    split: str
-
-
-class _Rows(msgspec.Struct, frozen=True):
-    """Rows of a source's split for an operator or the sink, which has them from its input of this number."""
-
-    uid: str
-    input: int
-    batch: pa.RecordBatch
-    source: str
     split: str
 
 
@@ -192,7 +182,7 @@ class StageChain:
         self._slices = ChainSlices(parts, self._stage.feeds, schemas, longest_trial_ms)
         self._figures = {uid: OperatorFigures() for uid in parts}
         self._inputs = {uid: ChainInput(self, uid, schema) for uid, schema in schemas.items()}
-        self._waiting: deque[_Rows | _Note | _Step] = deque()
+        self._waiting: deque[Rows | _Note | _Step] = deque()
         self._entry: deque[_Emitted | _Note | _Step] = deque()  # after all of that
         self._notes: deque[Any] = self._entry if self._stage.sources else self._waiting
         self._written: tuple[int, float, str] | None = None
@@ -201,10 +191,16 @@ class StageChain:
         self._writers: dict[str, SinkWriter] = {}
         self._skipped = 0
         self._bad_rows = 0
-        self.under_way: UnderWay | None = None
-        """The call that an operator or a sink is in. Replaced as a whole: any thread may read it."""
+        self._under_way: UnderWay | None = None
+        self._few: FewRows | None = None
         self.position_of: Callable[[str, str], str | None] = lambda source, split: None
         """Returns the position of a source's split, as text, for the sink of bad records."""
+
+    @property
+    def under_way(self) -> UnderWay | None:
+        """The call that an operator or a sink is in. Any thread."""
+        few = None if self._few is None else self._few.under_way
+        return self._under_way if few is None else few
 
     def input(self, uid: str) -> ChainInput:
         """Return what takes the rows and watermarks of a source."""
@@ -248,10 +244,16 @@ class StageChain:
             sinks.append((LATE_ROWS_UID, late.sink, late.schema))
         for uid, sink, schema in sinks:
             self._writers[uid] = sink.create_writer(self._context_of(uid), schema, self._items.get(uid, ()))
+        writes = {uid: output.write for uid, output in self._outputs.items()}
+        if self._stage.has_sink and not self._writers[SINK_UID].waits_for_rows:
+            writes[SINK_UID] = self._writers[SINK_UID].write
+        calls = {uid: each for uid, each in self._slices.calls.items() if uid in writes or uid in self._operators}
+        self._few = FewRows(self._operators, writes, self._inputs_of, calls, self._figures, self._failed, MAIL_MS)
 
     def ready(self) -> Future[None] | None:
         """Return None if `process_some` may go on, else a future that is done when it may (back pressure)."""
-        return self.sinks_ready() or self._first_full(self._outputs.values())
+        room = self.sinks_ready()
+        return room if room is not None or not self._outputs else self._first_full(self._outputs.values())
 
     def entry_rows(self, uid: str) -> int:
         """Return how many rows of an input make one slice."""
@@ -269,6 +271,11 @@ class StageChain:
     def waits(self) -> bool:
         """Whether something was begun that is not processed."""
         return bool(self._waiting)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits anywhere."""
+        return not (self._waiting or self._entry)
 
     @property
     def entry_waits(self) -> bool:
@@ -309,6 +316,58 @@ class StageChain:
                 break
         return True
 
+    def process_few(self) -> bool:
+        """Take what waits at the entry through at once, if it is little and nothing was begun; else nothing is done.
+
+        Returns whether nothing is left to `process_some`; raises as that does. There is room.
+        """
+        if self._waiting or self._few is None:
+            return False
+        while self._entry:
+            if isinstance(note := self._entry[0], _Note):
+                self._entry.popleft()
+                self._step(note)
+                if self._waiting:
+                    return False
+                continue
+            taken = self._take_few()
+            if taken is None:
+                return False
+            source, batch, split = taken
+            left = self._few.take(source, batch, split, self._clock_ms())
+            if left or self._waiting:  # what an error gave rise to comes first
+                self._slices.take(source, batch.num_rows)
+                self._waiting.extend(left)
+                return False
+            self._slices.entered[source] += batch.num_rows
+        return True
+
+    def _take_few(self) -> tuple[str, pa.RecordBatch, str] | None:
+        """Take the first batches from the entry, which are one then; None: they go the long way.
+
+        Where bad records are looked for each batch stays of its split.
+        """
+        assert self._few is not None
+        first, rows = self._entry[0], 0
+        if not isinstance(first, _Emitted):
+            return None
+        most = min(FEW_ROWS, self._slices.entry_rows(first.source))
+        taken: list[_Emitted] = []
+        for each in self._entry:
+            if not isinstance(each, _Emitted) or each.source != first.source or rows + each.batch.num_rows > most:
+                break
+            taken.append(each)
+            rows += each.batch.num_rows
+            if self._definition.bad_records != "fail":
+                break
+        if not taken or not self._few.is_next():
+            return None
+        for _ in taken:
+            self._entry.popleft()
+        if len(taken) == 1:
+            return first.source, first.batch, first.split
+        return first.source, pa.concat_batches([each.batch for each in taken]), ", ".join(each.split for each in taken)
+
     def sinks_ready(self) -> Future[None] | None:
         """Return None if the sinks have room, else a future that is done when they do."""
         room = self._first_full(self._writers.values())
@@ -335,6 +394,16 @@ class StageChain:
         """Return when `process_time` is wanted, in milliseconds since 1970-01-01 UTC; None: nothing is due."""
         due = [each for operator in self._timed if (each := operator.due_ms()) is not None]
         return min(due, default=None)
+
+    @property
+    def finds_event_times(self) -> bool:
+        """Whether operators find event times of sources, upon which readers are called."""
+        return any(self._event_time_operators.values())
+
+    @property
+    def has_times(self) -> bool:
+        """Whether `due_ms` may ever return a time."""
+        return bool(self._timed)
 
     def process_time(self, now_ms: int) -> None:
         """Pass the time to the operators, after what waits, in milliseconds since 1970-01-01 UTC."""
@@ -443,11 +512,11 @@ class StageChain:
         """Queue rows for the first operators."""
         if batch.num_rows:
             self._slices.take(source, batch.num_rows)
-            self._waiting.extend(_Rows(*to, batch, source, split) for to in self._inputs_of[source])
+            self._waiting.extend(Rows(*to, batch, source, split) for to in self._inputs_of[source])
 
-    def _step(self, item: _Rows | _Note | _Step) -> None:
+    def _step(self, item: Rows | _Note | _Step) -> None:
         match item:
-            case _Rows():
+            case Rows():
                 self._process(item)
             case _Note(run=run):
                 run()
@@ -487,7 +556,7 @@ class StageChain:
         """Keep rows that came after the watermark."""
         self._writers[LATE_ROWS_UID].write(batch)
 
-    def _process(self, item: _Rows) -> None:
+    def _process(self, item: Rows) -> None:
         """Give the first rows of an item to its operator, and put what comes of them before what is left of it."""
         rows = min(self._slices.call_rows(item.uid), item.batch.num_rows)
         if rows < item.batch.num_rows:
@@ -495,7 +564,7 @@ class StageChain:
             item = msgspec.structs.replace(item, batch=item.batch.slice(0, rows))
         self._calls.begin(item.uid)
         began_ms = self._calls.began_ms
-        self.under_way = UnderWay(item.uid, began_ms)
+        self._under_way = UnderWay(item.uid, began_ms)
         if item.uid == SINK_UID:
             self._writers[SINK_UID].write(item.batch)
         elif item.uid in self._outputs:
@@ -504,19 +573,17 @@ class StageChain:
             emitted: list[tuple[pa.RecordBatch, str]] = []
             try:
                 self._operators[item.uid].process_input(item.input, item.batch, item.split, _collector(emitted))
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 failed_ms = self._clock_ms() - began_ms
                 self._figures[item.uid].busy_ms += failed_ms
                 self._slices.failed(item.uid, failed_ms, item.source)
                 self._failed(item, error)
                 return
-            except SystemExit as error:  # sys.exit() of a function's would end the thread without a word
-                raise bad_records.explain(error, self._call(item.uid, item.source, item.split)) from error
             self._feed(item.uid, emitted, item.source)
             if self._event_time_operators.get(item.source) == item.uid:
                 self._report_event_times(item)
         took_ms, own_ms = self._calls.end()
-        self.under_way = None
+        self._under_way = None
         if item.uid == SINK_UID and self._waits_for_rows():
             self._written = rows, began_ms, item.source
         else:
@@ -536,7 +603,7 @@ class StageChain:
         room = writer.ready() if writer.waits_for_rows else None
         return room is not None and not room.done()
 
-    def _report_event_times(self, item: _Rows) -> None:
+    def _report_event_times(self, item: Rows) -> None:
         """Notify the output of a source that rows passed. What follows from it is queued after all that waits."""
         operator = self._operators[item.uid]
         assert isinstance(operator, WithWatermark)
@@ -546,16 +613,15 @@ class StageChain:
         """Put rows that an operator emitted before everything else that waits, in their order."""
         self._figures[uid].rows_out += sum(batch.num_rows for batch, _ in emitted)
         items = [
-            _Rows(*to, batch, source, split)
-            for batch, split in emitted
-            if batch.num_rows
-            for to in self._inputs_of[uid]
+            Rows(*to, batch, source, split) for batch, split in emitted if batch.num_rows for to in self._inputs_of[uid]
         ]
         self._waiting.extendleft(reversed(items))
 
-    def _failed(self, item: _Rows, error: Exception) -> None:
-        self.under_way = None
+    def _failed(self, item: Rows, error: Exception | SystemExit) -> None:
+        self._under_way = None
         call = self._call(item.uid, item.source, item.split)
+        if isinstance(error, SystemExit):  # of a function's: it would end the thread without a word
+            raise bad_records.explain(error, call) from error
         once = isinstance(self._operators[item.uid], KeyedOperator)
         if once or self._definition.bad_records == "fail" or not bad_records.is_of_the_record(error):
             raise bad_records.explain(error, call, can_be_skipped=not once) from error
@@ -579,13 +645,13 @@ class StageChain:
         uid, operator = operators[step.index]
         emitted: list[tuple[pa.RecordBatch, str]] = []
         began_ms = self._clock_ms()
-        self.under_way = UnderWay(uid, began_ms)
+        self._under_way = UnderWay(uid, began_ms)
         try:
             step.call(operator, _collector(emitted))
         except Exception as error:
             raise bad_records.explain(error, self._call(uid, "", "")) from error
         self._figures[uid].busy_ms += self._clock_ms() - began_ms
-        self.under_way = None
+        self._under_way = None
         self._waiting.appendleft(msgspec.structs.replace(step, index=step.index + 1))
         self._feed(uid, emitted, "")
 
@@ -601,50 +667,6 @@ class StageChain:
         return bad_records.FailedCall(
             operator=uid, function=function, subtask=self._context.subtask, source=source, split=split
         )
-
-
-class ChainInput:
-    """Where a source's output goes: a `headgate.task.reader_output.Downstream`."""
-
-    def __init__(self, chain: StageChain, uid: str, schema: pa.Schema) -> None:
-        self._chain = chain
-        self._uid = uid
-        self._schema = schema
-        self.rows_passed: Callable[[str, int | None], None] = lambda split_id, max_event_time_ms: None
-        """Called with rows that passed the operator after which the source's event times are found."""
-
-    def on_batch(self, batch: pa.RecordBatch, split_id: str) -> None:
-        """Take rows of a split.
-
-        Raises
-        ------
-        ConnectorContractError
-            They are not what the source was asked for.
-        """
-        try:
-            batch = cast_to_schema(batch, self._schema)
-        except MisfitError as error:
-            raise ConnectorContractError(
-                f"The source {self._uid} emitted a batch that does not fit its schema: {error}.",
-                connector=self._uid, method="emit_batch", split=split_id,
-            ) from error  # fmt: skip
-        self._chain.take_rows(self._uid, batch, split_id)
-
-    def on_watermark(self, timestamp_ms: int) -> None:
-        """Take the source's watermark, in milliseconds."""
-        self._chain.take_note(lambda: self._chain.watermarks.on_watermark(self._uid, timestamp_ms))
-
-    def on_idle(self) -> None:
-        """Wait no longer for this source."""
-        self._chain.take_note(lambda: self._chain.watermarks.on_idle(self._uid))
-
-    def on_active(self) -> None:
-        """Wait for this source again."""
-        self._chain.take_note(lambda: self._chain.watermarks.on_active(self._uid))
-
-    def after_rows(self, run: Callable[[], None]) -> None:
-        """Run something after the rows that were taken before."""
-        self._chain.take_note(run)
 
 
 def _collector(emitted: list[tuple[pa.RecordBatch, str]]) -> Callable[[pa.RecordBatch, str], None]:

@@ -78,24 +78,32 @@ class ChainSlices:
     ) -> None:
         self._longest_trial_ms = longest_trial_ms
         self._feeds = feeds
-        self._calls = {uid: SliceController(longest_trial_ms=longest_trial_ms) for uid in parts}
+        self.calls = {uid: SliceController(longest_trial_ms=longest_trial_ms) for uid in parts}
+        """By the uid of a part: how many rows its next call may have."""
         self._several: dict[str, SliceController] = {}  # of those parts that a slice led to several calls of
         self._spent: dict[str, _Spent] = {}
         self._taken: Counter[str] = Counter()  # rows of each input that have not gone through
         self._came: defaultdict[str, Counter[str]] = defaultdict(Counter)  # and of them to each part
+        self._entry_rows: dict[str, int] = {}  # as long as nothing was learnt
         self.entered = dict.fromkeys(inputs, 0)
         """How many rows of each input were taken."""
         self._shares = {uid: _Shares(_fed_by(uid, feeds)) for uid in self.entered}
 
     def call_rows(self, uid: str) -> int:
         """Return how many rows the next call of a part may have."""
-        return self._calls[uid].rows
+        return self.calls[uid].rows
 
     def entry_rows(self, uid: str) -> int:
         """Return how many rows of an input make one slice: for whatever is downstream of it, too.
 
         Of the rows of an input a part gets as many as it did so far: a filter's successor fewer, an explosion's more.
         """
+        known = self._entry_rows.get(uid)
+        if known is None:
+            known = self._entry_rows[uid] = self._find_entry_rows(uid)
+        return known
+
+    def _find_entry_rows(self, uid: str) -> int:
         shares, most = self._shares[uid], min(self._at_once(each).rows for each in self._feeds[uid])
         if not shares.entered:
             return most
@@ -123,7 +131,8 @@ class ChainSlices:
 
         ``source``: the input that the rows came of; empty: a watermark or the time brought them.
         """
-        self._calls[uid].took(rows, duration_ms)
+        self._entry_rows.clear()
+        self.calls[uid].took(rows, duration_ms)
         if source:
             self._came[source][uid] += rows
             self._count(uid, duration_ms)
@@ -143,6 +152,7 @@ class ChainSlices:
             rows = sum(came[uid] for came in self._came.values())
             if uid in self._several and rows:
                 self._several[uid].took(rows, spent.duration_ms, self._taken.total())
+        self._entry_rows.clear()
         for uid, rows in self._taken.items():
             self._shares[uid].count(rows, self._came[uid])
         self._spent.clear()
@@ -156,7 +166,7 @@ class ChainSlices:
 
     def _at_once(self, uid: str) -> SliceController:
         """Return what decides how many rows a part may get by one slice of an input."""
-        return self._several.get(uid) or self._calls[uid]
+        return self._several.get(uid) or self.calls[uid]
 
 
 def _fed_by(uid: str, feeds: Mapping[str, Sequence[str]]) -> tuple[str, ...]:

@@ -41,8 +41,9 @@ from headgate.runtime.overdue_progress import UnderWay
 from headgate.runtime.restored import RestoredState, read_rows, recovered_input
 from headgate.runtime.snapshot_parts import StoredRows
 from headgate.runtime.snapshots import SafeSnapshot, Snapshots
-from headgate.runtime.source_input import MOST_POSITIONS, SourceInput, positions_of
-from headgate.source.metrics import Measurement
+from headgate.runtime.source_figures import SourceFigures
+from headgate.runtime.source_input import SourceInput
+from headgate.source import InputStatus
 from headgate.task import subtask as machine
 from headgate.task import task_loop as loop
 from headgate.task.exchange.input_gate import GateInput
@@ -50,8 +51,6 @@ from headgate.task.thread_time import ThreadTime
 
 _log = logging.getLogger(__name__)
 
-POSITIONS_PERIOD_MS = 1000
-"""How often positions of splits are looked at for progress, which takes the subtask's thread's time."""
 _BROKEN_PATIENCE_MS = 5000
 """How long a subtask whose link broke waits to be cancelled before it fails: it is seldom the cause."""
 
@@ -104,12 +103,13 @@ class Execution:
         self._clock_timer_ms: int | None = None  # when that of operators is, by the wall clock
         self._awaited: list[Future[None]] = []  # the room that is waited for
         self._unreached: set[int] = set()  # slots to which links broke
-        self._looked_ms: int | None = None  # when positions were reported last
-        self._measured_ms: int | None = None  # when the connectors' metrics were
         self.inputs: dict[str, SourceInput] = {}
+        self._sources = SourceFigures(self.inputs)
         self._outputs: dict[str, OutputExchange] = {}
         self._gate: InputExchanges | None = None
         self._chain: StageChain | None = None
+        self._may_be_quick = False
+        self._has_times = True
         self._helper_use = HelperUse()
         self._restored: RestoredState | None = None
         self._snapshots: Snapshots | None = None
@@ -137,6 +137,9 @@ class Execution:
         for source in self._stage.sources:
             self.inputs[source.uid] = SourceInput(context, source, chain, self)
             self.inputs[source.uid].start()
+        context.mailbox.on_ready = self._on_ready
+        self._may_be_quick = not (self._stage.inputs or chain.finds_event_times)
+        self._has_times = bool(self._stage.inputs or self._outputs or chain.has_times)
         self._snapshots = Snapshots(
             context,
             has_gate=bool(self._stage.inputs) and not self._suspended,
@@ -276,6 +279,9 @@ class Execution:
             return self._handle(loop.OpeningContinues())
         if self._chain is None:
             return False
+        source = self._loop.reads_on if self._may_be_quick else None
+        if source is not None and self._chain.is_empty and self._chain.ready() is None:
+            return self._read_on(self._chain, self.inputs[source], now_ms)
         room, blocked = self._room()
         barrier_waits = self._gate is not None and self._gate.waits_for_aligned
         if self._chain.waits:
@@ -295,6 +301,20 @@ class Execution:
             busy = any(each.rest() for each in self._outputs.values())  # then there may be no room any more
         if not busy:
             self._await(blocked)
+        return busy
+
+    def _read_on(self, chain: StageChain, source: SourceInput, now_ms: int) -> bool:
+        """Do what the loop would order, turn by turn, while a reader has little: poll it, and process that."""
+        status = source.poll(now_ms)
+        self._loop.handle(loop.SourcePolled(source.uid, status), now_ms)
+        if not chain.process_few() or status is not InputStatus.NOTHING_AVAILABLE or chain.ready() is not None:
+            return True  # the loop has to know, of an end and of missing room, too
+        if source.owes_report or self.context.mailbox.has_mail:
+            return True
+        self.lacks_room = False
+        busy = False
+        for output in self._outputs.values():
+            busy = output.rest() or busy
         return busy
 
     def _chain_empty(self, room: loop.Room, barrier_waits: bool) -> loop.ChainEmpty:
@@ -423,7 +443,7 @@ class Execution:
         final = self._loop.has_ended
         operators = self._chain.snapshot(checkpoint_id, final=final)
         keyed = self._chain.snapshot_keyed(checkpoint_id)
-        barrier = self._snapshots.take(checkpoint_id, splits, self._looked_ms, operators, keyed)
+        barrier = self._snapshots.take(checkpoint_id, splits, self._sources.looked_ms, operators, keyed)
         for output in self._outputs.values():
             assert barrier is not None, f"no barrier of checkpoint {checkpoint_id} came"
             output.barrier(barrier)
@@ -437,7 +457,7 @@ class Execution:
             _log.warning("subtask %d declines checkpoint %d: %s", self.context.place.slot, checkpoint_id, made)
             self._user.handle(machine.SnapshotFailed(checkpoint_id, f"{type(made).__name__}: {made}"))
             return
-        self._user.post(self.progress(made.splits if self._looked_ms == made.looked_ms else None))
+        self._user.post(self.progress(made.splits if self._sources.looked_ms == made.looked_ms else None))
         self._user.handle(machine.SnapshotMade(checkpoint_id, made.splits, made.operators, made.keyed, made.channels))
 
     def _on_output_stored(self, uid: str, checkpoint_id: int, channels: Mapping[ChannelId, Sequence[Buffer]]) -> None:
@@ -445,6 +465,11 @@ class Execution:
         self._snapshots.store_output(uid, checkpoint_id, channels)
 
     # What readers report (`InputUser`).
+
+    def _on_ready(self) -> None:
+        """Poll the readers, of one of which a client gave the signal."""
+        for each in () if self.is_over else self.inputs.values():
+            each.wake()
 
     @property
     def may_end_splits(self) -> bool:
@@ -562,7 +587,7 @@ class Execution:
 
     def _arm_timers(self) -> None:
         """Have the timers of exchanges and operators run when they are due."""
-        if self.is_over:
+        if self.is_over or not self._has_times:
             return
         mailbox = self.context.mailbox
         due_ms = None if self._gate is None else self._gate.due_ms()
@@ -602,55 +627,24 @@ class Execution:
             return msg.SubtaskProgress(stage=stage, execution=self.number, restore=restore)
         assert self._chain is not None
         figures = self._chain.figures()
-        now_ms = self.context.now_ms()
-        known: dict[str, tuple[int, dict[str, bytes]]] = {}
-        event_times: dict[str, dict[str, msg.SplitEventTime]] = {}
-        if splits is not None:
-            known = {uid: positions_of(of_source) for uid, of_source in splits.items()}
-        elif self._looked_ms is None or now_ms - self._looked_ms >= POSITIONS_PERIOD_MS:
-            known = {uid: each.positions() for uid, each in self.inputs.items()}
-        if known:
-            self._looked_ms = now_ms
-            of_sources = {uid: each.output.event_times() for uid, each in self.inputs.items()}
-            event_times = {uid: found for uid, found in of_sources.items() if 0 < len(found) <= MOST_POSITIONS}
-        metrics, pending = self._measured(now_ms)
-        queued = [size for each in self.inputs.values() if (size := each.queued()) is not None]
         return msg.SubtaskProgress(
             stage=self.context.deployed.stage,
             execution=self.number,
             rows_in=figures.rows_in,
             rows_out=figures.rows_out,
-            splits={uid: count for uid, (count, _) in known.items()},
-            positions={uid: positions for uid, (_, positions) in known.items()},
             busy_ms=figures.busy_ms,
             watermark_ms=figures.watermark_ms,
-            event_times=event_times,
             skipped=figures.skipped,
             late=figures.late,
             unpublished_ms=figures.unpublished_ms,
             recovery=None if self._gate is None else self._gate.recovery_progress(),
             restore=self._restore_progress(),
-            troubles={uid: troubles for uid, each in self.inputs.items() if (troubles := each.troubles())},
             time=self.time.spent(self.context.services.work_ms()),
             rows_received=figures.rows_received,
             rows_sent=figures.rows_sent,
-            queue_batches=sum(batches for batches, _ in queued) if queued else None,
-            queue_bytes=sum(size for _, size in queued) if queued else None,
             buffer_pool_use=max((round(each.use, 3) for each in self._outputs.values()), default=None),
             helper=self._helper_use.progress(),
-            metrics=metrics,
-            pending_records=pending,
-        )
-
-    def _measured(self, now_ms: int) -> tuple[dict[str, dict[str, Measurement]], dict[str, dict[str, int]]]:
-        """Return what connectors measure, and the rows that splits have left; nothing, if it was looked for lately."""
-        if self._measured_ms is not None and now_ms - self._measured_ms < POSITIONS_PERIOD_MS:
-            return {}, {}
-        self._measured_ms = now_ms
-        found = {uid: each.measured() for uid, each in self.inputs.items()}
-        return (
-            {uid: each.metrics for uid, each in found.items() if each.metrics},
-            {uid: each.pending_records for uid, each in found.items() if each.pending_records},
+            **self._sources.report(self.context.now_ms(), splits),
         )
 
     def _restore_progress(self) -> msg.RestoreProgress | None:

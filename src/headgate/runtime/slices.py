@@ -80,6 +80,10 @@ class SliceController:
         """Return how long a call with so many rows is expected to take, in milliseconds; infinite before the first."""
         return self._fixed_ms + self._row_ms * rows if self._sizes else math.inf
 
+    def expected_call_ms(self, rows: int) -> float:
+        """Return the same of the next call; infinite also if it may not have so many rows."""
+        return self._fixed_ms + self._row_ms * rows if self._sizes and rows <= self.rows else math.inf
+
     def took(self, rows: int, duration_ms: float, of: int | None = None) -> None:
         """Take note of how long a call with so many rows took, in milliseconds.
 

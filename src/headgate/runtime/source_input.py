@@ -123,8 +123,10 @@ class SourceInput:
                 query=context.definition.name or context.place.query_id,
                 allow_unaligned_splits=self._allow_unaligned,
                 metric_group=self._metric_group,
+                signal=context.mailbox.signal,
             )
         )
+        self._asks_itself = isinstance(self.reader, SourceReaderBase)
         self.output = _Output(self, source, chain, context.now_ms())
 
     def start(self) -> None:
@@ -187,7 +189,7 @@ class SourceInput:
         if self.output.aligns_splits and not (self._asked_to_pause or self.output.ended):
             self._ask_to_pause()
         self.align()
-        self._wake()
+        self.wake()
 
     def set_unassigned(self, event_time_ms: int | None) -> None:
         """Hold the watermark at work that is not assigned, in milliseconds; None: there is none."""
@@ -208,7 +210,7 @@ class SourceInput:
             self._for_reader.append(self.notify_no_more_splits)
             return
         self._call(self.reader.notify_no_more_splits)
-        self._wake()
+        self.wake()
 
     def handle_event(self, payload: bytes) -> None:
         """Give the reader an event of its enumerator, after the splits that came before."""
@@ -217,7 +219,7 @@ class SourceInput:
             return
         event: SourceEvent = pickle.loads(payload)
         self._call(self.reader.handle_source_event, event)
-        self._wake()
+        self.wake()
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
         """Notify the reader that a checkpoint is durable."""
@@ -226,15 +228,22 @@ class SourceInput:
     def poll(self, now_ms: int) -> InputStatus:
         """Poll the reader, and return what it may have now."""
         self.output.advance_time(now_ms)
-        splits = len(self.output.split_ids())
+        splits = 0 if self._asks_itself else len(self.output.split_ids())
         self.status = self._call(self.reader.poll_next, self.output)
-        self._polled.returned(began_ms=now_ms, splits=splits, empty=self.status is InputStatus.NOTHING_AVAILABLE)
-        self.align()
+        if not self._asks_itself:
+            self._polled.returned(began_ms=now_ms, splits=splits, empty=self.status is InputStatus.NOTHING_AVAILABLE)
+        if self.output.is_aligned:
+            self.align()
         if self.status is InputStatus.END_OF_INPUT:
             self.output.end_input()
         elif self.status is InputStatus.NOTHING_AVAILABLE:
             self._wait()
         return self.status
+
+    @property
+    def owes_report(self) -> bool:
+        """Whether splits have ended that `report_ended` would report."""
+        return bool(self._unreported)
 
     def snapshot(self, checkpoint_id: int, snapshots: Snapshots) -> Future[tuple[SplitState, ...]]:
         """Return where the splits are, once the rows of them that wait in the chain are safe."""
@@ -324,7 +333,7 @@ class SourceInput:
         self._source_paused = paused
         self._count_paused()
         if not paused:
-            self._wake()
+            self.wake()
 
     def on_input_ended(self) -> None:
         """No rows follow: nobody waits for others any more."""
@@ -346,7 +355,7 @@ class SourceInput:
             splits_to_pause, splits_to_resume = self._pausing.popleft()
             self._call(self.reader.pause_or_resume_splits, splits_to_pause, splits_to_resume)
             if splits_to_resume:
-                self._wake()
+                self.wake()
         due_ms = self.output.due_ms
         if due_ms is not None and self._alignment_timer_ms is None:
             self._alignment_timer_ms = due_ms
@@ -424,13 +433,16 @@ class SourceInput:
 
     def _wait(self) -> None:
         available = self.reader.available()
+        if available is self._available and self._asks_itself:
+            return  # which has not been done when it was looked at, and is another one once it was
         if available.done():
             self.status = InputStatus.MORE_AVAILABLE
         elif available is not self._available:
             self._available = available
-            available.add_done_callback(lambda _: self._context.mailbox.post(Mail(self._wake)))
+            available.add_done_callback(lambda _: self._context.mailbox.post(Mail(self.wake)))
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Have the reader polled, which may have something."""
         if self.status is InputStatus.NOTHING_AVAILABLE:
             self.status = InputStatus.MORE_AVAILABLE
             self._user.on_source_available(self.uid)

@@ -60,6 +60,8 @@ class TaskOutput(ReaderOutput):
 class BatchOutput(TaskOutput):
     """Collects batches until they are taken. Does no watermark work at all: in batch nobody asks for them."""
 
+    may_hold_rows = False
+
     def __init__(self) -> None:
         self._batches: deque[pa.RecordBatch] = deque()
 
@@ -191,6 +193,10 @@ class StreamingOutput(TaskOutput):
         self._alignment: al.SplitAlignment | None = None
         if strategy is not None and strategy.alignment is not None and control is not None:
             self._alignment = al.SplitAlignment(strategy.alignment)
+        self.is_aligned = self._alignment is not None
+        """Whether there is an alignment group."""
+        self.may_hold_rows = self._alignment is not None and self._event_times is not None
+        self._has_votes = strategy is not None or after_rows is not None  # else rows say nothing of watermarks
         self._cannot_pause: Callable[[str], bool] | None = None  # None: all splits can be paused
         self._source_paused = False
         self._expects_splits = held  # nobody knows yet whether there are any for this reader
@@ -273,6 +279,8 @@ class StreamingOutput(TaskOutput):
             if now_ms - self._looked_ms >= self.timer_period_ms:
                 self._looked_ms = now_ms
                 self._find_silent_splits()
+        if self._alignment is None:
+            return
         due_ms = self.due_ms
         if due_ms is not None and now_ms >= due_ms:
             self._align(al.TimePassed())
@@ -354,6 +362,8 @@ class StreamingOutput(TaskOutput):
     def hand_on(self, batch: pa.RecordBatch, split_id: str) -> None:
         """Pass rows on, before the watermark that follows from them."""
         self._downstream.on_batch(batch, split_id)
+        if not self._has_votes:
+            return
         if self._after_rows is None:
             max_event_time_ms = None if self._event_times is None else self._event_times.highest(batch)
             self.handle(wm.RowsEmitted(split_id, max_event_time_ms))

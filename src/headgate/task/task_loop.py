@@ -356,6 +356,22 @@ class TaskLoop(Machine):
         return self._base == "reading"
 
     @property
+    def reads_on(self) -> str | None:
+        """The source that a turn like the last one polls; None: the loop is to be asked.
+
+        If nothing waits in the chain, and all take rows, as the last turn found, `ChainEmpty` orders just that.
+        """
+        if self.state != "reading" or not self._readable or self._inputs_ended:
+            return None
+        found = None
+        for source, status in self._statuses.items():
+            if status is InputStatus.MORE_AVAILABLE and source not in self._paused:
+                if found is not None:
+                    return None  # they take turns
+                found = source
+        return found
+
+    @property
     def is_snapshot_due(self) -> bool:
         """Whether a snapshot is due: what happens now belongs to it, or is not to happen before it."""
         return bool(self._orders)

@@ -32,28 +32,25 @@ class ThreadTime:
 
     def __init__(self, now_ms: float) -> None:
         self._began_ms = now_ms
-        self._rests_since_ms: float | None = None
+        self._rests_since_ms = now_ms
+        self.rests = False
+        """Whether the thread waits."""
         self._for_room = False
         self._idle_ms = self._back_pressured_ms = self._paused_ms = 0.0
         self._paused: set[str] = set()  # sources with paused splits
         self._paused_since_ms = 0.0
 
-    @property
-    def rests(self) -> bool:
-        """Whether the thread waits."""
-        return self._rests_since_ms is not None
-
     def rest(self, now_ms: float, *, for_room: bool) -> None:
         """The thread begins to wait, for room in its outputs or else for rows and messages."""
         assert not self.rests
-        self._rests_since_ms, self._for_room = now_ms, for_room
+        self.rests, self._rests_since_ms, self._for_room = True, now_ms, for_room
 
     def go_on(self, now_ms: float) -> None:
         """The thread waits no more; ignored if it did not."""
-        since_ms, self._rests_since_ms = self._rests_since_ms, None
-        if since_ms is None:
+        if not self.rests:
             return
-        waited_ms = max(0.0, now_ms - since_ms)
+        self.rests = False
+        waited_ms = max(0.0, now_ms - self._rests_since_ms)
         if self._for_room:
             self._back_pressured_ms += waited_ms
         else:

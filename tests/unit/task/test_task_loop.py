@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator
 
@@ -30,7 +31,12 @@ def reading(*sources: str) -> TaskLoop:
 
 
 def test_the_table_is_what_the_machine_does() -> None:
+    asked: set[str | None] = set()
+
     def events(loop: TaskLoop) -> Iterator[tl.Event]:
+        asked.add(loop.reads_on)
+        if loop.reads_on is not None:  # what is not asked about then is just that
+            assert copy.deepcopy(loop).handle(ChainEmpty(Room.ALL), 0) == [Poll(loop.reads_on)]
         yield tl.OpeningContinues()
         yield tl.ExecutionOpened(recovers_first=False, rows_to_recover=True)
         yield tl.ExecutionOpened(recovers_first=True, rows_to_recover=True)
@@ -56,6 +62,20 @@ def test_the_table_is_what_the_machine_does() -> None:
         yield tl.InputsEnded()
 
     explore(lambda: TaskLoop(["a"]), events, depth=9, limit=4000, ignore=("_polled",))
+    assert asked == {"a", None}
+
+
+def test_a_loop_is_asked_while_several_sources_may_have_something() -> None:
+    loop = reading("a", "b")
+    assert loop.reads_on is None, "they take turns"
+    loop.handle(tl.SourcePolled("a", InputStatus.NOTHING_AVAILABLE), 0)
+    assert loop.reads_on == "b"
+    loop.handle(tl.SourcePaused("b", True), 0)
+    assert loop.reads_on is None
+    loop.handle(tl.SourceAvailable("a"), 0)
+    assert loop.reads_on == "a"
+    loop.handle(Ordered(SNAPSHOT), 0)
+    assert loop.reads_on is None, "a snapshot is due"
 
 
 def test_rows_come_before_a_snapshot_and_orders_after_it() -> None:
