@@ -171,6 +171,16 @@ class WorkerMemory:
                     peak.megabytes = resident
 
 
+def worker_seconds() -> float:
+    """Return the processor time of Spark's Python workers that live, as the system counts it, in seconds."""
+    found = 0.0
+    for pid in _python_workers():
+        with contextlib.suppress(psutil.Error):
+            times = psutil.Process(pid).cpu_times()
+            found += times.user + times.system
+    return found
+
+
 def _python_workers() -> list[int]:
     found = []
     for process in psutil.Process().children(recursive=True):

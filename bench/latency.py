@@ -9,12 +9,15 @@ kafka-real-time beside its real-time mode, where this Spark can run the job. kaf
 of confluent-kafka takes, which consumes and produces. kafka-exactly-once is what the transactional sink costs: rows
 come out with the checkpoint, every second or (-100ms) every 100 ms, for which 200 ms are required. python has a Python
 UDF in the way, beside Structured Streaming: real-time mode has none. window counts by key, in update mode.
+
+Of ours the table has the processor time of the slots, too, in cores and for each fetch that brought records.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import multiprocessing
 import queue
 import statistics
@@ -29,7 +32,19 @@ from pyspark.sql import functions as F
 from rich.table import Table
 
 import headgate
-from bench.frame import CACHE, CORES, Case, WorkerMemory, chosen, console, measure, report, result_of, session
+from bench.frame import (
+    CACHE,
+    CORES,
+    Case,
+    WorkerMemory,
+    chosen,
+    console,
+    measure,
+    report,
+    result_of,
+    session,
+    worker_seconds,
+)
 from local.jars import spark_kafka
 from local.kafka import Broker, running_broker
 from local.topics import create_topic, delete_topic
@@ -43,7 +58,8 @@ WARM_UP_S = 6.0
 SECONDS, QUICK_SECONDS = 20.0, 5.0
 REQUIRED_EXACTLY_ONCE_MS = 200.0
 
-Percentiles = dict[str, list[tuple[float, float, float]]]
+Percentiles = dict[str, list[tuple[float, ...]]]
+"""Of each side, by round: p50, p99, p99.9 in milliseconds; cores and microseconds a fetch, or nan."""
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -173,6 +189,25 @@ def _start(spark: SparkSession, broker: Broker, topics: tuple[str, str], side: s
     return writer.start()
 
 
+class _Processor:
+    """Counts what the slots of a query of ours take, from one moment to another."""
+
+    def __init__(self, query: Any) -> None:
+        self._query = query
+        self._began = self._count()
+
+    def _count(self) -> tuple[float, float, float]:
+        snapshot = self._query.snapshot() if hasattr(self._query, "snapshot") else {"sources": []}
+        metrics = [each["metrics"] for each in snapshot["sources"]]
+        fetches = sum(each["fetches"]["value"] for each in metrics if "fetches" in each)
+        return time.monotonic(), worker_seconds(), fetches
+
+    def spent(self) -> tuple[float, float]:
+        """Return cores, and microseconds for each fetch; nan if it is no query of ours."""
+        seconds, used, fetches = (now - then for now, then in zip(self._count(), self._began))
+        return (used / seconds, 1e6 * used / fetches) if fetches else (math.nan, math.nan)
+
+
 def measure_latency(spark: SparkSession, broker: Broker, side: str, seconds: float, found: Percentiles) -> float:
     """Return the 99th percentile in milliseconds; note the others."""
     topics = (f"in-{uuid.uuid4().hex}", f"out-{uuid.uuid4().hex}")
@@ -194,7 +229,11 @@ def measure_latency(spark: SparkSession, broker: Broker, side: str, seconds: flo
             raise SystemExit(f"{side}: nothing came out: {query.exception()}")
 
         answer(90)
-        measured = sorted(answer(WARM_UP_S + seconds + 60))
+        time.sleep(WARM_UP_S)
+        processor = _Processor(query)
+        time.sleep(seconds)
+        cores, fetch_us = processor.spent()
+        measured = sorted(answer(seconds + 60))
         through.join()
         query.stop()
     for topic in topics:
@@ -202,7 +241,7 @@ def measure_latency(spark: SparkSession, broker: Broker, side: str, seconds: flo
     if len(measured) < ROWS_PER_SECOND * seconds * (0.01 if side.endswith("window") else 0.9):
         raise SystemExit(f"{side}: only {len(measured)} records came out")
     percentiles = statistics.quantiles(measured, n=1000, method="inclusive")
-    found.setdefault(side, []).append((percentiles[499], percentiles[989], percentiles[998]))
+    found.setdefault(side, []).append((percentiles[499], percentiles[989], percentiles[998], cores, fetch_us))
     return percentiles[989]
 
 
@@ -256,13 +295,15 @@ def run(arguments: argparse.Namespace) -> None:
         results = [measure(each, rounds, memory, warm_up=False) for each in chosen(cases, arguments.only)]
         spark.stop()
     if "real-time" in found:
-        ours, theirs = ([p50 for p50, _, _ in found[side]] for side in ("at-least-once", "real-time"))
+        ours, theirs = ([p50 for p50, *_ in found[side]] for side in ("at-least-once", "real-time"))
         results.append(result_of("kafka-real-time-p50", ours, theirs, "spark real-time mode", "ms"))
     table = Table(title="latency: milliseconds, medians over the rounds", title_justify="left", header_style="bold")
-    for heading in ("side", "p50", "p99", "p99.9"):
+    for heading in ("side", "p50", "p99", "p99.9", "cores", "µs a fetch"):
         table.add_column(heading, justify="left" if heading == "side" else "right")
     for name, rounds_of in found.items():
-        table.add_row(name, *(f"{statistics.median(each):.1f}" for each in zip(*rounds_of, strict=True)))
+        *percentiles, cores, fetch_us = (statistics.median(each) for each in zip(*rounds_of, strict=True))
+        spent = ("", "") if math.isnan(cores) else (f"{cores:.2f}", f"{fetch_us:.0f}")
+        table.add_row(name, *(f"{each:.1f}" for each in percentiles), *spent)
     console.print(table)
     report(
         "latency", results, memory,
