@@ -113,10 +113,11 @@ class Machine:
     def __init_subclass__(cls) -> None:
         """Find the handler of each row, and show the table."""
         super().__init_subclass__()
+        if getattr(cls, "handle") in (Machine.handle, Machine._handle_plainly):  # noqa: B009
+            plain = all(getattr(cls, each) is getattr(Machine, each) for each in _HOOKS)
+            setattr(cls, "handle", Machine._handle_plainly if plain else Machine.handle)  # noqa: B010
         if "TRANSITIONS" in cls.__dict__:
             cls._DISPATCH = dict(_dispatch_of(cls))
-            if all(getattr(cls, each) is getattr(Machine, each) for each in ("handle", *_HOOKS)):
-                setattr(cls, "handle", cls._handle_plainly)  # noqa: B010
             cls.__doc__ = f"{(cls.__doc__ or '').rstrip()}\n\n{table_of(cls.TRANSITIONS, indent='    ')}\n    "
 
     def __init__(self) -> None:

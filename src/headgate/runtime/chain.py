@@ -245,10 +245,13 @@ class StageChain:
         for uid, sink, schema in sinks:
             self._writers[uid] = sink.create_writer(self._context_of(uid), schema, self._items.get(uid, ()))
         writes = {uid: output.write for uid, output in self._outputs.items()}
-        if self._stage.has_sink and not self._writers[SINK_UID].waits_for_rows:
+        if self._stage.has_sink:
             writes[SINK_UID] = self._writers[SINK_UID].write
-        calls = {uid: each for uid, each in self._slices.calls.items() if uid in writes or uid in self._operators}
-        self._few = FewRows(self._operators, writes, self._inputs_of, calls, self._figures, self._failed, MAIL_MS)
+            if self._writers[SINK_UID].waits_for_rows:
+                return  # how long they take shows after each call
+        self._few = FewRows(
+            self._operators, writes, self._inputs_of, self._slices.calls, self._figures, self._failed, MAIL_MS
+        )
 
     def ready(self) -> Future[None] | None:
         """Return None if `process_some` may go on, else a future that is done when it may (back pressure)."""
@@ -323,6 +326,8 @@ class StageChain:
         """
         if self._waiting or self._few is None:
             return False
+        began_ms = self._clock_ms()
+        now_ms = began_ms
         while self._entry:
             if isinstance(note := self._entry[0], _Note):
                 self._entry.popleft()
@@ -334,12 +339,16 @@ class StageChain:
             if taken is None:
                 return False
             source, batch, split = taken
-            left = self._few.take(source, batch, split, self._clock_ms())
+            left = self._few.take(source, batch, split, now_ms)
             if left or self._waiting:  # what an error gave rise to comes first
                 self._slices.take(source, batch.num_rows)
                 self._waiting.extend(left)
                 return False
             self._slices.entered[source] += batch.num_rows
+            if self._entry:
+                now_ms = self._clock_ms()
+                if now_ms - began_ms >= MAIL_MS or self.ready() is not None:
+                    return False
         return True
 
     def _take_few(self) -> tuple[str, pa.RecordBatch, str] | None:

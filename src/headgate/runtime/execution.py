@@ -309,11 +309,11 @@ class Execution:
         self._loop.handle(loop.SourcePolled(source.uid, status), now_ms)
         if not chain.process_few() or status is not InputStatus.NOTHING_AVAILABLE or chain.ready() is not None:
             return True  # the loop has to know, of an end and of missing room, too
-        if source.owes_report or self.context.mailbox.has_mail:
-            return True
+        busy = self.context.mailbox.has_mail
+        for each in self.inputs.values():
+            busy = busy or each.owes_report
         self.lacks_room = False
-        busy = False
-        for output in self._outputs.values():
+        for output in () if busy else self._outputs.values():
             busy = output.rest() or busy
         return busy
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
 from random import Random
 
 import pyarrow as pa
@@ -22,6 +23,7 @@ from tests.unit.expressions.nodes import N, call
 from tests.unit.operators.collecting_sink import (
     NUMBERS,
     CollectingSink,
+    CollectingWriter,
     Recording,
     WorkClock,
     chain_of,
@@ -142,6 +144,36 @@ def test_what_calls_take_counts_though_nobody_looks_at_the_clock() -> None:
         chain.input("numbers").on_batch(numbers(*range(100)), "a")
         quickly(chain)
     assert chain.figures().operators[uid].busy_ms - before_ms == pytest.approx(64.0)
+
+
+def test_batches_that_follow_wait_for_room_and_for_mail() -> None:
+    clock = WorkClock()
+    chain, sink = chain_of(source().then(Recording(took=clock.takes(call_ms=6))), clock_ms=clock)
+    warmed(chain, sink)
+    batches = 6 * [numbers(*range(400))]
+    for batch in batches:
+        chain.input("numbers").on_batch(batch, "a")
+    assert not chain.process_few() and 0 < len(sink.rows) < 2400, "mail has its turn"
+    drain(chain)
+    sink.batches.clear()
+    for batch in batches:
+        chain.input("numbers").on_batch(batch, "a")
+    sink.room = Future()
+    assert not chain.process_few() and len(sink.rows) <= FEW_ROWS
+    sink.room = None
+    drain(chain)
+    assert len(sink.rows) == 2400
+
+
+def test_a_sink_that_says_later_how_long_rows_took_gets_them_the_long_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CollectingWriter, "waits_for_rows", True)
+    chain, sink = chain_of(source().then(Recording()))
+    warmed(chain, sink)
+    for number in range(20):
+        chain.input("numbers").on_batch(numbers(number), "a")
+        assert not chain.process_few()
+        drain(chain)
+    assert len(sink.rows) == 20
 
 
 def test_bad_records_are_left_out_wherever_they_are() -> None:
