@@ -6,6 +6,7 @@ Where a split that holds others back has nothing more for now, all is still, and
 from __future__ import annotations
 
 import datetime
+import itertools
 import json
 import os
 import signal
@@ -71,7 +72,10 @@ Truth = list[list[int]]
 
 
 class Notes:
-    """A user's function that notes when which rows passed; each process has a file of its own."""
+    """A user's function that notes when which rows passed; each process has a file of its own.
+
+    A batch may have rows of several partitions, in the order in which they were read.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -79,9 +83,11 @@ class Notes:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             times = batch["timestamp"].cast(pa.timestamp("ms", "UTC")).cast(pa.int64()).to_pylist()
-            note = {"at_ns": time.monotonic_ns(), "partition": batch["partition"][0].as_py(), "times": times}
-            with (self.folder / f"{os.getpid()}.notes").open("a") as file:
-                file.write(json.dumps(note) + "\n")
+            rows = zip(batch["partition"].to_pylist(), times)
+            for partition, of_it in itertools.groupby(rows, lambda row: row[0]):
+                note = {"at_ns": time.monotonic_ns(), "partition": partition, "times": [at_ms for _, at_ms in of_it]}
+                with (self.folder / f"{os.getpid()}.notes").open("a") as file:
+                    file.write(json.dumps(note) + "\n")
             yield batch
 
 

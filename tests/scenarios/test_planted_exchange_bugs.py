@@ -85,7 +85,7 @@ def test_a_checkpoint_before_the_old_recovery_is_over_is_found(monkeypatch: pyte
     """With both switches off a checkpoint is taken although buffers are still filtered when they are processed."""
     monkeypatch.setattr(execution, "checkpoints_during_recovery", lambda options: True)
     off = lambda each: any(not switches.on_downstream for switches in each.switches)  # noqa: E731
-    first_found(f"{ANOTHERS}|{TWICE}|{ORDER}", 1195, {InputGate: Unchecked}, of=off)
+    first_found(f"{ANOTHERS}|{TWICE}|{ORDER}", 3161, {InputGate: Unchecked}, of=off)
 
 
 # Bugs of public tickets.

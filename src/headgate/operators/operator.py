@@ -43,7 +43,10 @@ class Operator(ABC):
 
     @abstractmethod
     def process(self, batch: pa.RecordBatch, split_id: str, emit: Emit) -> None:
-        """Take rows of one split; everything that follows from them has been emitted when this returns."""
+        """Take rows; everything that follows from them has been emitted when this returns.
+
+        ``split_id``: of which split they are; the ids of several are joined by ", ", empty where nobody knows.
+        """
 
     def process_input(self, number: int, batch: pa.RecordBatch, split_id: str, emit: Emit) -> None:
         """Take rows of one of several inputs, which are numbered from 0; see `process`.

@@ -73,6 +73,8 @@ class SourceReaderBase(SourceReader[SplitT]):
     """
 
     _one_split_at_a_time: ClassVar[bool] = False
+    _lends: ClassVar[bool] = True
+    """Whether its one fetcher may lend the split reader: of several one could keep the queue full, and others wait."""
 
     def __init__(
         self,
@@ -119,7 +121,7 @@ class SourceReaderBase(SourceReader[SplitT]):
             if fetched is not None:
                 self._emit(fetched, output)
             else:
-                self._poll_lent(output)
+                ready = self._poll_lent(output)
             more = more or ready
         self._queue_first = emitted > 0
         if more:
@@ -259,17 +261,19 @@ class SourceReaderBase(SourceReader[SplitT]):
             self._queue,
             self.options.fetch_timeout_ms,
             one_at_a_time=self._one_split_at_a_time,
-            signal=self.context.signal,
+            signal=self.context.signal if self._lends else None,
         )
 
-    def _poll_lent(self, output: ReaderOutput) -> None:
-        """Emit what split readers have at once that are lent to this thread."""
+    def _poll_lent(self, output: ReaderOutput) -> bool:
+        """Emit what a split reader has at once that is lent to this thread; return whether the queue is to be taken."""
         for fetcher in self._fetchers.values():
-            for each in fetcher.poll() if fetcher.is_lent else ():
-                if each.split.split_id in self._remainders:  # alignment stopped its split in a batch before this
-                    self._queue.put(each)
-                else:
-                    self._emit(each, output)
+            if not fetcher.is_lent:
+                continue
+            if self._queue.has_ready():  # it came just before that: nothing comes after it
+                return True
+            for each in fetcher.poll():
+                self._emit(each, output)
+        return False
 
     def _emit_remainders(self, output: ReaderOutput) -> tuple[int, bool]:
         """Emit what may go now, split by split; return how many rows that were, and whether more may go at once."""

@@ -21,7 +21,9 @@ Follows FLIP-27, "High-level Readers"; FLIP-217 for pausing.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -44,6 +46,8 @@ _log = logging.getLogger(__name__)
 _REST_AFTER_EMPTY_FETCHES_S = 0.005
 """Keeps a split reader that returns empty-handed at once, again and again, from using up a core."""
 _FEW_ROWS, _FEW_BYTES = 1024, 256 * 1024
+_POLLED_S = 1.0
+"""How often a split reader that is lent is polled at least."""
 _SMALL_FETCHES = 8
 """After so many fetches in a row that brought few rows, and few bytes, a split reader is lent."""
 
@@ -201,7 +205,7 @@ class SplitFetcher(Generic[SplitT]):
             if fetched:
                 self._fetches += 1
                 self._asked.returned(began_ms=self._looked_ms, splits=len(self._begun), empty=False)
-            if fetched is None or not _is_little(fetched) or any(each.finished for each in fetched):
+            if fetched is None or _rows_of(fetched) > _FEW_ROWS or any(each.finished for each in fetched):
                 self.is_lent = False
                 self._mail_came.notify_all()
         return fetched or ()
@@ -245,7 +249,9 @@ class SplitFetcher(Generic[SplitT]):
         self._queue.notify()
         with self._lock:
             while self.is_lent:
-                self._mail_came.wait()
+                if not self._mail_came.wait(_POLLED_S):  # what it looks at beside rows is looked at in silence, too
+                    with contextlib.suppress(BlockingIOError):
+                        os.write(*self._signal)
         self._split_reader.end_polling()
         return True
 
@@ -400,9 +406,12 @@ class SplitFetcher(Generic[SplitT]):
 
 def _is_little(fetched: Sequence[FetchedBatch[SplitT]]) -> bool:
     """Return whether batches are fetched and processed sooner by one thread than by two."""
-    rows = data_bytes = 0
+    return _rows_of(fetched) <= _FEW_ROWS and sum(each.batch.nbytes for each in fetched if each.batch) <= _FEW_BYTES
+
+
+def _rows_of(fetched: Sequence[FetchedBatch[SplitT]]) -> int:
+    rows = 0
     for each in fetched:
         if each.batch is not None:
             rows += each.batch.num_rows
-            data_bytes += each.batch.get_total_buffer_size()
-    return rows <= _FEW_ROWS and data_bytes <= _FEW_BYTES
+    return rows

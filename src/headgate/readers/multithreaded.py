@@ -31,6 +31,8 @@ class MultithreadedReader(SourceReaderBase[SplitT]):
         ends with the split.
     """
 
+    _lends = False
+
     def __init__(
         self,
         split_reader_factory: Callable[[], SplitReader[SplitT]],

@@ -125,6 +125,11 @@ class Mailbox:
         if _READY in written:
             self.on_ready()
 
+    def look(self) -> None:
+        """Have `on_ready` called if the signal was given, without a wait: by a thread that has something to do."""
+        if self._pipe is not None and _READY in self._pipe.wait(0):
+            self.on_ready()
+
     def close(self) -> None:
         """Discard all mails and timers, and those still to come; called on the task's thread."""
         with self._lock:

@@ -122,8 +122,9 @@ class SubtaskThread:
             self._busy_since = time.monotonic()
             busy = self.subtask.turn()
             self._busy_since = None
-            if not busy and not self._closing:
-                self._mailbox.wait()
+            if self._closing:
+                break
+            (self._mailbox.look if busy else self._mailbox.wait)()
         self.subtask.close()
         self._mailbox.close()
 

@@ -111,9 +111,10 @@ class SplitReader(ABC, Generic[SplitT]):
     def poll(self) -> Sequence[FetchedBatch[SplitT]] | None:
         """Return what is there, as `fetch` does, but at once; None: `fetch` is to be called instead.
 
-        Called on the task's thread, between `begin_polling` and `end_polling`: it must not block. None is for what may
-        block, and for what has changed: a split that ended, a system that does not answer. What is left, because there
-        is more than belongs into a batch, is signalled anew.
+        Called on the task's thread, between `begin_polling` and `end_polling`, once a second or so at least: it must
+        not block. There is at most one batch of each split. None is for what may block, for what has changed, as a
+        system that does not answer, and for large batches, which a thread of their own fetches while others are
+        processed. What is left, because there is more than belongs into a batch, is signalled anew.
         """
         raise NotImplementedError
 

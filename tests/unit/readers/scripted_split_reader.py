@@ -96,23 +96,25 @@ class ScriptedSplitReader(SplitReader[Numbers]):
         return self.script.trouble
 
     def _next(self) -> list[FetchedBatch[Numbers]]:
-        for split_id, split in list(self.splits.items()):
+        for split_id in list(self.splits):
             items = self.script.fed.get(split_id)
             while items and items[0] == "odd":
                 items.pop(0)
-            if not items or split_id in self.paused:
-                continue
-            item = items.pop(0)
-            if isinstance(item, Exception):
-                raise item
-            if item == "end":
-                return [FetchedBatch(split=self.splits.pop(split_id), finished=True)]
-            assert isinstance(item, list)
-            batch = pa.record_batch([pa.array(item, pa.int64())], schema=SCHEMA)
-            self.splits[split_id] = Numbers(split_id=split_id, position=split.position + len(item))
-            position_at = _positions_from(split) if self.script.has_positions else None
-            return [FetchedBatch(split=self.splits[split_id], batch=batch, position_at=position_at)]
+            if items and split_id not in self.paused:
+                return self._next_of(split_id)
         return []
+
+    def _next_of(self, split_id: str) -> list[FetchedBatch[Numbers]]:
+        item, split = self.script.fed[split_id].pop(0), self.splits[split_id]
+        if isinstance(item, Exception):
+            raise item
+        if item == "end":
+            return [FetchedBatch(split=self.splits.pop(split_id), finished=True)]
+        assert isinstance(item, list)
+        batch = pa.record_batch([pa.array(item, pa.int64())], schema=SCHEMA)
+        self.splits[split_id] = Numbers(split_id=split_id, position=split.position + len(item))
+        position_at = _positions_from(split) if self.script.has_positions else None
+        return [FetchedBatch(split=self.splits[split_id], batch=batch, position_at=position_at)]
 
     def fetch(self, timeout_ms: int) -> Sequence[FetchedBatch[Numbers]]:
         self.threads.add(threading.current_thread().name)
@@ -142,18 +144,20 @@ class ScriptedSplitReader(SplitReader[Numbers]):
             return self.script.can_be_polled
 
     def poll(self) -> Sequence[FetchedBatch[Numbers]] | None:
-        """Return all that was fed; ``"odd"`` is for `fetch`."""
+        """Return what was fed first of each split; ``"odd"`` is for `fetch`."""
         self.threads.add(threading.current_thread().name)
         fetched: list[FetchedBatch[Numbers]] = []
         with self.script.changed:
             self.script.changed.notify_all()
             for split_id in list(self.splits):
-                while items := self.script.fed.get(split_id):
+                if items := self.script.fed.get(split_id):
                     if items[0] == "odd":
                         if fetched and self.script.signal is not None:
                             os.write(*self.script.signal)  # something is left
                         return fetched or None
-                    fetched += self._next()
+                    fetched += self._next_of(split_id)
+            if self.has_waiting() and self.script.signal is not None:
+                os.write(*self.script.signal)
         return fetched
 
     def has_waiting(self) -> bool:

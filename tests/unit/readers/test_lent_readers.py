@@ -11,9 +11,9 @@ import pytest
 from scripted_split_reader import TIMEOUT_S, Driven, Numbers, ScriptedSplitReader
 
 from headgate.errors import BadDataError
-from headgate.readers import MultiplexedReader
+from headgate.readers import MultiplexedReader, MultithreadedReader
 from headgate.runtime.mailbox import Mail, Mailbox
-from headgate.source import InputStatus
+from headgate.source import FetchedBatch, InputStatus
 from headgate.testing import VirtualClock
 
 SOME = 20
@@ -175,7 +175,7 @@ def test_a_split_that_ends_ends(polled: Polled) -> None:
     polled.run_until(polled.has_all)
 
 
-def test_rows_that_alignment_holds_come_before_those_of_the_same_poll_that_follow(polled: Polled) -> None:
+def test_rows_that_alignment_holds_take_it_back_and_come_before_those_that_follow(polled: Polled) -> None:
     polled.script.has_positions = True
     polled.lend("a", "b")
     bound = polled.fed["a"] + 2
@@ -183,8 +183,9 @@ def test_rows_that_alignment_holds_come_before_those_of_the_same_poll_that_follo
     for _ in range(3):
         polled.feed("a", 2)
     polled.feed("b")
-    polled.run_until(lambda: polled.output.rows("b") == list(range(polled.fed.get("b", 0))))
-    assert polled.output.rows("a") == list(range(bound)) and not polled.is_lent
+    polled.run_until(lambda: not polled.is_lent)
+    polled.run_until(lambda: polled.output.rows("b") == list(range(polled.fed["b"])))
+    assert polled.output.rows("a") == list(range(bound))
     (of_a, _) = sorted(polled.reader.snapshot_state(1), key=lambda split: split.split_id)
     assert of_a.position == bound
     polled.output.bounds.clear()
@@ -205,6 +206,51 @@ def test_silence_is_known_while_the_task_s_thread_waits(polled: Polled) -> None:
     polled.run_until(polled.has_all)
     assert fetcher.asked_until(4000)[0] == 3000, "a poll has asked all others since"
     assert fetcher.asked_until(5000)[0] == 4000
+
+
+def test_what_was_queued_before_it_was_lent_comes_first(polled: Polled, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The task looks at the queue, the fetcher queues its last batch and lends, and the task sees that it is lent."""
+    polled.lend("a")
+    (fetcher,) = polled.reader._fetchers.values()
+    queue, take = polled.reader._queue, polled.reader._queue.take
+    last = FetchedBatch(split=fetcher._splits["a"])
+
+    def take_too_early() -> tuple[FetchedBatch[Numbers] | None, bool]:
+        taken = take()
+        monkeypatch.setattr(queue, "take", take)
+        queue.put(last)
+        return taken
+
+    monkeypatch.setattr(queue, "take", take_too_early)
+    polled.feed("a")
+    emitted = len(polled.output.log)
+    assert polled.poll() is InputStatus.MORE_AVAILABLE and len(polled.output.log) == emitted
+    polled.run_until(polled.has_all)
+    assert not queue.has_ready()
+
+
+def test_it_is_polled_in_silence_too(polled: Polled, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Now and then, for what there is to be looked at beside rows."""
+    monkeypatch.setattr("headgate.readers.fetcher._POLLED_S", 0.01)
+    polled.lend("a")
+    polled.run_until(lambda: polled.poll() is InputStatus.NOTHING_AVAILABLE)
+    ready: list[int] = []
+    polled.mailbox.on_ready = lambda: ready.append(1)
+    while len(ready) < 3:
+        polled.wait()
+
+
+def test_of_several_fetchers_none_lends() -> None:
+    mailbox = Mailbox(VirtualClock())
+    driven = Driven(MultithreadedReader, signal=mailbox.signal)
+    driven.script.can_be_polled = True
+    driven.add("a", "b")
+    while (count := len(driven.output.rows("a"))) < SOME:
+        driven.script.feed("a", [count])
+        driven.poll_until(lambda before=count: len(driven.output.rows("a")) > before)  # type: ignore[misc]
+    assert not any(each.is_lent for each in driven.reader._fetchers.values())
+    driven.reader.close()
+    mailbox.close()
 
 
 def test_it_is_closed_on_its_own_thread(polled: Polled) -> None:

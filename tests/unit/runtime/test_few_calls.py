@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
-import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from headgate.expressions.expressions import Column
@@ -19,78 +16,17 @@ from headgate.graph.query_options import parse_query_options
 from headgate.graph.stage_graph import QueryDefinition, SourceDefinition
 from headgate.operators.filter import Filter
 from headgate.protocol import messages as msg
-from headgate.readers import MultiplexedReader, ReaderOptions
 from headgate.runtime.execution_context import SlotPlace, SlotServices
 from headgate.runtime.mailbox import Mailbox
 from headgate.runtime.subtask import Subtask
-from headgate.source import Boundedness, FetchedBatch, Signal, SourceReader, SourceReaderContext, SplitReader
+from headgate.source import Boundedness
 from tests.unit.expressions.nodes import N, call
 from tests.unit.operators.collecting_sink import CollectingSink
-from tests.unit.runtime.toy_query import SCHEMA, ToySource, ToySplit, rows, state_of
+from tests.unit.runtime.handed_source import HandedSource
+from tests.unit.runtime.toy_query import SCHEMA, rows, state_of
 
 MOST_CALLS = 80
 UID = "numbers"
-
-
-class Handed(SplitReader[ToySplit]):
-    """Gives what a test hands it."""
-
-    def __init__(self) -> None:
-        self.splits: dict[str, ToySplit] = {}
-        self.changed = threading.Condition()
-        self.handed: list[pa.RecordBatch] = []
-        self.signal: Signal | None = None
-        self.woken = False
-
-    def hand(self, batch: pa.RecordBatch) -> None:
-        with self.changed:
-            self.handed.append(batch)
-            self.changed.notify_all()
-            if self.signal is not None:
-                os.write(*self.signal)
-
-    def fetch(self, timeout_ms: int) -> Sequence[FetchedBatch[ToySplit]]:
-        with self.changed:
-            self.changed.wait_for(lambda: self.handed or self.woken, timeout_ms / 1000)
-            self.woken = False
-            return self.poll()
-
-    def begin_polling(self, signal: Signal) -> bool:
-        self.signal = signal
-        return True
-
-    def poll(self) -> Sequence[FetchedBatch[ToySplit]]:
-        handed, self.handed = self.handed, []
-        if not handed:
-            return []
-        (split,) = self.splits.values()
-        return [FetchedBatch(split=split, batch=each) for each in handed]
-
-    def has_waiting(self) -> bool:
-        return bool(self.handed)
-
-    def end_polling(self) -> None:
-        self.signal = None
-
-    def handle_splits_changes(self, added: Sequence[ToySplit]) -> None:
-        self.splits.update((split.split_id, split) for split in added)
-
-    def wake_up(self) -> None:
-        with self.changed:
-            self.woken = True
-            self.changed.notify_all()
-
-    def close(self) -> None:
-        """There is nothing to close."""
-
-
-class HandedSource(ToySource):
-    def __init__(self) -> None:
-        super().__init__()
-        self.split_reader = Handed()
-
-    def create_reader(self, context: SourceReaderContext) -> SourceReader[ToySplit]:  # type: ignore[override]
-        return MultiplexedReader(lambda: self.split_reader, context, ReaderOptions(request_splits=False))
 
 
 class Driven:
@@ -132,11 +68,15 @@ class Driven:
 
     def hand(self, *values: int) -> None:
         """Hand over a batch, and let it go through."""
-        written = len(self.sink.rows) + len(values)
+        written = self.written + len(values)
         self.source.split_reader.hand(rows(*values))
-        while len(self.sink.rows) < written:
+        while self.written < written:
             self.mailbox.wait()
             self.settle()
+
+    @property
+    def written(self) -> int:
+        return sum(batch.num_rows for batch in self.sink.batches)
 
     @property
     def is_lent(self) -> bool:
@@ -164,13 +104,13 @@ def test_a_small_batch_costs_few_calls(driven: Driven) -> None:
             counted[-1][frame.f_code.co_qualname] += 1
 
     for _ in range(20):  # among them one that is measured, which costs more
-        written = len(driven.sink.rows)
+        written = driven.written
         driven.source.split_reader.hand(rows(1, 2, 3))
         counted.append(Counter())
         sys.setprofile(count)
         driven.mailbox.wait()
         driven.settle()
         sys.setprofile(None)
-        assert len(driven.sink.rows) == written + 3
+        assert driven.written == written + 3
     middle = sorted(counted, key=Counter.total)[len(counted) // 2]
     assert middle.total() <= MOST_CALLS, middle.most_common()

@@ -127,6 +127,18 @@ def test_a_signal_wakes_whoever_waits_and_is_not_lost_while_nobody_does() -> Non
     mailbox.close()
 
 
+def test_a_thread_that_is_busy_looks_for_the_signal() -> None:
+    mailbox = Mailbox(VirtualClock())
+    ready: list[int] = []
+    mailbox.on_ready = lambda: ready.append(1)
+    mailbox.look()
+    os.write(*mailbox.signal)
+    mailbox.look()
+    mailbox.look()
+    assert ready == [1]
+    mailbox.close()
+
+
 def test_a_mail_wakes_without_a_signal() -> None:
     mailbox = Mailbox(VirtualClock())
     ready: list[int] = []

@@ -84,8 +84,7 @@ class Records(msgspec.Struct, frozen=True):
             if array is not None:
                 found += _data_bytes(array)
         if self.headers is not None:
-            of_headers = self.headers.buffers()  # of the list, the struct, names (with data), values (with data)
-            found += sum(data.size for data in (of_headers[5], of_headers[8]) if data is not None)
+            found += sum(map(_data_bytes, self.headers.flatten().flatten()))  # names and values
         return found
 
     def pieces(self, most_bytes: int) -> Iterator[Records]:

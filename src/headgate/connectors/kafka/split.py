@@ -9,6 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
 from headgate.enumerators.partition import PartitionSplit, PartitionsState
 from headgate.source.serialization import VersionedSerializer
 from headgate.source.split import Remaining
@@ -60,3 +65,14 @@ STATE_SERIALIZER: VersionedSerializer[KafkaState] = VersionedSerializer(
     KafkaState, version=2, what="the enumerator state of headgate.kafka", upgrades={1: _readers_not_known}
 )
 """Version 1 since 0.2.0; version 2, which knows who has the assigned partitions, since 0.3.0."""
+
+
+def after_rows(
+    split: KafkaSplit, offsets: npt.NDArray[np.int64], kept: pa.BooleanArray | None, rows: int
+) -> KafkaSplit:
+    """Return the split after its first ``rows`` rows, which is at the record of the next row.
+
+    What lies between two rows (gaps, records that have no row) needs not be read again.
+    """
+    record = rows if kept is None else int(np.flatnonzero(kept.to_numpy(zero_copy_only=False))[rows])
+    return msgspec.structs.replace(split, position=int(offsets[record]))

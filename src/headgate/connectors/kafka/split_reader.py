@@ -41,7 +41,6 @@ from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from headgate.connectors.kafka.consumer import (
@@ -62,7 +61,7 @@ from headgate.connectors.kafka.consumer_pool import Decoder, Lease, acquire
 from headgate.connectors.kafka.reader_metrics import ReaderMetrics
 from headgate.connectors.kafka.reading_settings import reading_settings
 from headgate.connectors.kafka.records import Records, Wanted
-from headgate.connectors.kafka.split import KafkaSplit
+from headgate.connectors.kafka.split import KafkaSplit, after_rows
 from headgate.enumerators.partition import TopicPartition
 from headgate.errors import DataLossError, SourceError, SourceUnavailableError
 from headgate.source.metrics import MetricGroup
@@ -77,6 +76,8 @@ MOST_ROWS = 50_000
 """The most records of one fetch: below it batches are small for what follows, beyond it nothing gets faster."""
 MOST_BYTES = 8 * 1024 * 1024
 """About the most bytes of one fetched batch, if it has more than one record."""
+_MUCH_BYTES = 256 * 1024
+"""After a poll that brought more a thread of its own reads on."""
 _FIRST_ROWS = 1000
 """Records of the first fetch, before their size is known."""
 _BYTES_BESIDE_A_RECORD = 512
@@ -147,6 +148,7 @@ class KafkaSplitReader(SplitReader[KafkaSplit]):
         self._may_ask = True  # until the brokers refuse to answer
         self._lease: Lease | None = None
         self._left: Consumed | None = None  # by a poll, to the next fetch
+        self._polled_much = False
         self._failed = False
         self._woken = False
         self._rows = _FIRST_ROWS
@@ -226,6 +228,7 @@ class KafkaSplitReader(SplitReader[KafkaSplit]):
 
     def begin_polling(self, signal: Signal) -> bool:
         """Get ready for `poll`, if partitions are just read on, without ends, and nothing of them may be lost."""
+        self._polled_much = False
         return self._reads_on and self._consumer.begin_signals(signal)
 
     def poll(self) -> Sequence[FetchedBatch[KafkaSplit]] | None:
@@ -251,20 +254,24 @@ class KafkaSplitReader(SplitReader[KafkaSplit]):
     def _reads_on(self) -> bool:
         """Whether there is nothing to do but to read on, and to note where partitions end."""
         undone = self._changed or self._held or self._unverified or self._paused or self._aside
-        certain = self._fail_on_data_loss and self._down_since is None and self._left is None
+        certain = self._fail_on_data_loss and self._down_since is None and self._left is None and not self._polled_much
         return certain and not undone and all(split.stop is None for split in self._splits.values())
 
     def _poll(self, consumer: KafkaConsumer) -> list[FetchedBatch[KafkaSplit]] | None:
         consumed = consumer.consume(self._columns.wanted, self._rows, 0)
-        if any(each.code != PARTITION_EOF for each in consumed.events):
-            self._left = consumed
+        data_bytes = sum(each.data_bytes for each in consumed.records)
+        if data_bytes > MOST_BYTES or any(each.code != PARTITION_EOF for each in consumed.events):
+            self._left = consumed  # of a batch that is cut into several, too
             return None
+        self._polled_much = data_bytes > _MUCH_BYTES
         consumer.signal_what_waits()
         self._metrics.fetched(consumer, consumed.records, self._reading, time.monotonic())
-        fetched = self._take_all(consumed)
+        fetched = {each.split.split_id: each for each in self._take_all(consumed)}
         for event in consumed.events:
-            fetched += self._on_event(event)
-        return fetched
+            for at_end in self._on_event(event):
+                of_split = fetched.get(at_end.split.split_id, at_end)
+                fetched[at_end.split.split_id] = msgspec.structs.replace(of_split, split=at_end.split)
+        return list(fetched.values())
 
     # ---- reading ----
 
@@ -491,7 +498,7 @@ class KafkaSplitReader(SplitReader[KafkaSplit]):
             if batch is None or not rows:
                 fetched.append(FetchedBatch(split=split))
             else:
-                position_at = partial(_after_rows, split, part.offsets, of_part)
+                position_at = partial(after_rows, split, part.offsets, of_part)
                 fetched.append(FetchedBatch(split=split, batch=batch.slice(row, rows), position_at=position_at))
             row, record = row + rows, record + count
         return fetched
@@ -508,7 +515,7 @@ class KafkaSplitReader(SplitReader[KafkaSplit]):
         for piece in records.slice(begin, end).pieces(MOST_BYTES):
             split = msgspec.structs.replace(split, position=int(piece.offsets[-1]) + 1)
             batch, kept = self._columns.rows(piece)
-            position_at = None if batch is None else partial(_after_rows, split, piece.offsets, kept)
+            position_at = None if batch is None else partial(after_rows, split, piece.offsets, kept)
             fetched.append(FetchedBatch(split=split, batch=batch, position_at=position_at))
         self._splits[split.split_id] = split
         if split.stop is not None and (end < len(records.offsets) or split.position >= split.stop):
@@ -687,14 +694,3 @@ class KafkaSplitReader(SplitReader[KafkaSplit]):
         self._splits[split.split_id] = msgspec.structs.replace(split, position=position)
         self._reassign(source)
         return []
-
-
-def _after_rows(
-    split: KafkaSplit, offsets: npt.NDArray[np.int64], kept: pa.BooleanArray | None, rows: int
-) -> KafkaSplit:
-    """Return the split after its first ``rows`` rows, which is at the record of the next row.
-
-    What lies between two rows (gaps, records that have no row) needs not be read again.
-    """
-    record = rows if kept is None else int(np.flatnonzero(kept.to_numpy(zero_copy_only=False))[rows])
-    return msgspec.structs.replace(split, position=int(offsets[record]))

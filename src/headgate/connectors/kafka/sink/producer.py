@@ -39,7 +39,7 @@ _STEP_S = 0.001
 
 
 class KafkaWriter:
-    """Writes batches, in order. One thread; it may block in every call.
+    """Writes batches, in order. One thread at a time; it may block in every call but `write_now`.
 
     Rows are written for certain when `flush` has returned, and not before; after an error any of them may be.
 
