@@ -363,4 +363,5 @@ class SourceReaderBase(SourceReader[SplitT]):
         self._retired = [each for each in (*self._retired, fetcher) if each.alive]
 
     def _needs_request(self) -> bool:
-        return not (self._splits or self._no_more_splits or self._requested) and self.options.request_splits
+        """Return whether a split is to be asked for by a reader without one."""
+        return not (self._no_more_splits or self._requested) and self.options.request_splits

@@ -5,7 +5,7 @@ Never: override what the user set of prefetching and waiting.
 
 from __future__ import annotations
 
-_BYTES_BESIDE_A_RECORD = 512
+BYTES_BESIDE_A_RECORD = 512
 """What librdkafka needs for a record beside its key and value, rounded up; its own limit in bytes leaves it out."""
 
 
@@ -27,7 +27,7 @@ def reading_settings(
         # A quarter each for fetched bytes, the client's records around them, and the batch at hand. A response counts
         # as it travels, compressed, and is decompressed as a whole: small ones, so that this stays within the rest.
         "queued.max.messages.kbytes": min(1024**2, max(1, buffered_bytes // 4096)),
-        "queued.min.messages": min(10_000_000, max(1000, buffered_bytes // 2 // _BYTES_BESIDE_A_RECORD)),
+        "queued.min.messages": min(10_000_000, max(1000, buffered_bytes // 2 // BYTES_BESIDE_A_RECORD)),
         "fetch.max.bytes": min(2**30, max(1_048_576, buffered_bytes // 16)),
         # All of it is parsed, even if the range ends before: more makes small micro-batches slow, and nothing faster.
         "max.partition.fetch.bytes": max(65_536, min(524_288, buffered_bytes // 64)),

@@ -59,7 +59,7 @@ from headgate.connectors.kafka.consumer import (
 )
 from headgate.connectors.kafka.consumer_pool import Decoder, Lease, acquire
 from headgate.connectors.kafka.reader_metrics import ReaderMetrics
-from headgate.connectors.kafka.reading_settings import reading_settings
+from headgate.connectors.kafka.reading_settings import BYTES_BESIDE_A_RECORD, reading_settings
 from headgate.connectors.kafka.records import Records, Wanted
 from headgate.connectors.kafka.split import KafkaSplit, after_rows
 from headgate.enumerators.partition import TopicPartition
@@ -80,8 +80,6 @@ _MUCH_BYTES = 256 * 1024
 """After a poll that brought more a thread of its own reads on."""
 _FIRST_ROWS = 1000
 """Records of the first fetch, before their size is known."""
-_BYTES_BESIDE_A_RECORD = 512
-"""What librdkafka needs for a record beside its key and value, rounded up; its own limit in bytes leaves it out."""
 _ASK_MS = 5000
 """How long brokers may take to answer what an error is about."""
 _TOPIC_IDS_AGAIN_S = 1.0
@@ -413,7 +411,7 @@ class KafkaSplitReader(SplitReader[KafkaSplit]):
         if split_id not in self._paused:
             return False
         self._aside.setdefault(split_id, []).append(fetched)
-        rows_bytes = _BYTES_BESIDE_A_RECORD + (0 if fetched.batch is None else fetched.batch.nbytes)
+        rows_bytes = BYTES_BESIDE_A_RECORD + (0 if fetched.batch is None else fetched.batch.nbytes)
         self._aside_bytes[split_id] = self._aside_bytes.get(split_id, 0) + rows_bytes
         self._changed = True
         return True
