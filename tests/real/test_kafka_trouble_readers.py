@@ -81,7 +81,7 @@ def test_more_than_a_column_holds_is_an_error_that_arrives(
 
 
 @pytest.mark.parametrize("decoder", ["auto", "plain"])
-def test_a_forked_child_reads_with_a_consumer_of_its_own(
+def test_a_forked_child_has_a_consumer_of_its_own(
     kafka: Broker, topic_name: str, decoder: consumer_pool.Decoder
 ) -> None:
     create_topic(kafka.plain, topic_name)

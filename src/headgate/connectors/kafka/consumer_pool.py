@@ -2,7 +2,7 @@
 than a small micro-batch.
 
 Never: hand one consumer to two owners, or one that failed for good to anybody. A consumer belongs to the process that
-made it: a child that was forked leaves its parent's alone.
+made it: a child that was forked leaves its parent's alone, and lets go of none.
 
 A consumer is one of two kinds: `bulk.BulkConsumer`, or where that cannot be had `plain.PlainConsumer`. Both give the
 same.
@@ -74,11 +74,13 @@ class _Pool:
 
 _Key = tuple["ClientConfig", tuple[tuple[str, object], ...], Decoder]
 _pool = _Pool(os.getpid())
+_pools_of_parents: list[_Pool] = []
 
 
 def _of_this_process() -> _Pool:
     global _pool
-    if _pool.process != os.getpid():  # forked: what is in there has no threads here
+    if _pool.process != os.getpid():  # forked: what is in there has no threads here, for which its end would wait
+        _pools_of_parents.append(_pool)
         _pool = _Pool(os.getpid())
     return _pool
 
