@@ -66,7 +66,8 @@ class SortedRuns:
     ) -> None:
         self.layout = layout
         self._name = name
-        self._memory_bytes = memory_bytes
+        self.memory_bytes = memory_bytes
+        """As above. Less may be set: what is too much then is spilled as rows come."""
         self._folder = spill_folder
         self._files = 0
         self._filter_bytes = 0  # of parts in files
@@ -134,7 +135,7 @@ class SortedRuns:
         if not follows or not self.runs:
             self.runs.append([])
         self.runs[-1].append(part)
-        if self._memory_bytes and self.bytes_held[0] > self._memory_bytes:
+        if self.memory_bytes and self.bytes_held[0] > self.memory_bytes:
             self.runs[-1][-1] = self._in_file(part)
             self._spill()
         return True
@@ -170,7 +171,7 @@ class SortedRuns:
 
     def _filter(self, part: Any) -> None:
         """Have a part filter hashes: those in files together while that takes an eighth of the memory."""
-        if part.file and self._filter_bytes + part.table.num_rows > self._memory_bytes // 8:
+        if part.file and self._filter_bytes + part.table.num_rows > self.memory_bytes // 8:
             return
         part.filter_hashes()
         if part.file:
@@ -251,7 +252,7 @@ class SortedRuns:
     def _one_run(self, runs: Sequence[Run]) -> Run:
         parts = [part for run in runs for part in run]
         size = _bytes(parts)
-        if self._memory_bytes == 0 or (size * 2 <= self._memory_bytes and not any(part.file for part in parts)):
+        if self.memory_bytes == 0 or (size * 2 <= self.memory_bytes and not any(part.file for part in parts)):
             return self._in_memory(self._combined([part.alive() for part in parts], len(runs)))
         return self._in_files(self._combined(*each) for each in self._ranges(runs, None, bounded=True))
 
@@ -304,7 +305,7 @@ class SortedRuns:
         """Return how many rows fit a quarter of the memory."""
         held = list(parts)
         rows = sum(part.table.num_rows for part in held)
-        return int(max(1, min(RANGE_ROWS, rows * self._memory_bytes // (4 * max(1, _bytes(held))))))
+        return int(max(1, min(RANGE_ROWS, rows * self.memory_bytes // (4 * max(1, _bytes(held))))))
 
     def _hash_ranges_of(self, parts: Iterable[Part]) -> int:
         held = list(parts)
@@ -326,7 +327,7 @@ class SortedRuns:
         if not table.num_rows:
             return []
         table = ordered(table, self.layout)
-        step = -(-table.num_rows // max(1, -(-table.nbytes // part_bytes(self._memory_bytes))))
+        step = -(-table.num_rows // max(1, -(-table.nbytes // part_bytes(self.memory_bytes))))
         pieces = [table.slice(begin, step) for begin in range(0, table.num_rows, step)]
         if len(pieces) > 1:  # each is forgotten alone
             pieces = list(map(_copied, pieces))
@@ -334,7 +335,7 @@ class SortedRuns:
 
     def _spill(self) -> None:
         """Write the largest runs to files, if there is more in memory than may be."""
-        while self._memory_bytes and self.bytes_held[0] > self._memory_bytes:
+        while self.memory_bytes and self.bytes_held[0] > self.memory_bytes:
             largest = max(self.runs, key=lambda run: _bytes(part for part in run if not part.file))
             largest[:] = [part if part.file else self._in_file(part) for part in largest]
 
@@ -346,7 +347,7 @@ class SortedRuns:
 
     def _in_files(self, tables: Iterable[Any]) -> Run:
         """Return a run of tables, the later of which has the later times or hashes."""
-        most = min(PART_BYTES, self._memory_bytes // 4)
+        most = min(PART_BYTES, self.memory_bytes // 4)
         run: Run = []
         for each in _joined((each for each in tables if each.num_rows), most):
             table = ordered(each, self.layout, by_hash=True)

@@ -26,7 +26,7 @@ class Groups:
     """
 
     def __init__(self, buckets: Any, hashes: Any) -> None:
-        numbers = _numbers(buckets, hashes)
+        numbers = numbers_of(buckets, hashes)
         order = order_of(numbers)
         first = np.arange(len(order)) == 0
         for each in (buckets[order], hashes[order]):
@@ -40,7 +40,7 @@ class Groups:
 
     def contain(self, buckets: Any, hashes: Any) -> Any:
         """Return which of some groups are among these, of which there is one at least, by their numbers."""
-        numbers = _numbers(buckets, hashes)
+        numbers = numbers_of(buckets, hashes)
         order = order_of(numbers)  # neighbours are found near each other
         numbers = numbers[order]
         found = np.empty(len(order), np.bool_)
@@ -78,6 +78,6 @@ class ChangedGroups:
         return Groups(np.concatenate(buckets), np.concatenate(hashes))
 
 
-def _numbers(buckets: Any, hashes: Any) -> Any:
+def numbers_of(buckets: Any, hashes: Any) -> Any:
     """Return a number of each group."""
     return hashes ^ (buckets.view(np.uint64) * _ODD)

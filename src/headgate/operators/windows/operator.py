@@ -6,9 +6,9 @@ Rows become partial results, a batch at a time, and are merged with others as in
 buckets that windows are made of, and keys. A window fires when the watermark is at its end or beyond: its groups are
 emitted once, in ``append`` mode, and its rows forgotten. In ``update`` mode groups that changed are emitted before
 every barrier, and those that changed since when their window fires; to a sink that publishes at once they go every few
-milliseconds beside that, the more of them there are the less often. In ``complete`` mode all groups are emitted before
-every barrier, and none is ever forgotten, whatever the watermark is. To a sliding window that has ended a row that is
-not late yet does not count either.
+milliseconds beside that, the more of them there are the less often, as `newest_groups` has them. In ``complete`` mode
+all groups are emitted before every barrier, and none is ever forgotten, whatever the watermark is. To a sliding window
+that has ended a row that is not late yet does not count either.
 
 Rows may have been aggregated before the exchange already: `headgate.operators.windows.partial`.
 
@@ -32,6 +32,7 @@ from headgate.operators.operator import Emit
 from headgate.operators.windows.aggregates import ORDERED, merge
 from headgate.operators.windows.assigner import MOST_US, Buckets, NoWindow, TimeWindow
 from headgate.operators.windows.changed_groups import ChangedGroups, Groups
+from headgate.operators.windows.newest_groups import NewestGroups
 from headgate.operators.windows.partial import PartialAggregate, PartialExchange, Partials
 from headgate.operators.windows.windowed import Aggregated, Head, Key, WindowedAggregate, event_times, watermark_us
 from headgate.protocol.operator_context import OperatorContext
@@ -44,6 +45,8 @@ from headgate.state.watermarks import LEAST_US
 BUCKET = "bucket"
 _FEW_WANTED = 4
 """A group of so many is looked for by its key; if more of them are wanted, all are merged."""
+_NEWEST_PART = 4
+"""The part of the memory that the newest values of groups may take."""
 _PAUSE_MS, _PAUSE_MS_OF_A_ROW = 5, 0.02
 """How long no changes are emitted after some were: at least, and for each row that was merged for them."""
 
@@ -98,9 +101,20 @@ class WindowAggregate(WindowedAggregate):
         in_order = any(partial.merging in ORDERED for partial in self._state_partials.values())
         self._buckets = Buckets(self._window, apart=in_order or self.output_mode != "append")
         self._changed = ChangedGroups()
+        self._keeps_newest = self.output_mode == "update" and self.emits_updates_at_once
+        self._newest: NewestGroups | None = None  # made when it is needed
+        self._merged_tables = 0  # so many of those that wait are among the newest groups
+        if self._keeps_newest:
+            self._runs.memory_bytes -= context.memory_bytes // _NEWEST_PART
         self._emit_again_ms = 0
         self._first_waiting = MOST_US
         self._waiting_buckets: list[tuple[int, int]] = []  # the first and the last of each table that waits
+
+    @property
+    def state_bytes(self) -> tuple[int, int]:
+        """How many bytes of state are in memory, with the newest values of groups, and how many in local files."""
+        memory, files = self._runs.bytes_held
+        return memory + (0 if self._newest is None else self._newest.nbytes), files
 
     @property
     def _stored_columns(self) -> list[str]:
@@ -170,13 +184,36 @@ class WindowAggregate(WindowedAggregate):
 
     def _flush(self, last: int = MOST_US) -> None:
         """Merge what waits, and add it to the state; of buckets after this one it may wait on."""
+        if self._keeps_newest:
+            self._change_newest()
         rows = self._take_due(last)
         if not rows:
             return
         made = self._merged(in_one_piece(pa.concat_tables(rows)))  # Arrow groups each of many small ones at a price
-        if self.output_mode == "update":
+        if self.output_mode == "update" and not self._keeps_newest:
             self._changed.add(one_array(made.column(BUCKET)).to_numpy(), self._hashes(made))
         self._runs.add(made)
+
+    def _change_newest(self) -> None:
+        """Merge what waits into the newest groups; it waits on for the state."""
+        limit = self._context.memory_bytes // _NEWEST_PART
+        if self._newest is None and not 0 < limit < sum(self._runs.bytes_held):
+            self._newest = NewestGroups(self._runs.merged(), BUCKET, self._hashes, self._merged)
+        new = self._waiting[self._merged_tables :]
+        if self._newest is not None and new:
+            self._newest.update(pa.concat_tables(new))
+            self._merged_tables = len(self._waiting)
+        if self._newest is None or not self._newest.is_exact or 0 < limit < self._newest.nbytes:
+            self._keep_no_newest()
+
+    def _keep_no_newest(self) -> None:
+        """Look for groups that changed in the state from now on: they are too many, or two have one number."""
+        changed = None if self._newest is None else self._newest.take_changed()
+        if changed is not None:
+            self._changed.add(one_array(changed.column(BUCKET)).to_numpy(), self._hashes(changed))
+        self._keeps_newest, self._newest = False, None
+        self._runs.memory_bytes = self._context.memory_bytes
+        self._flush()  # what waits counts among what changed, and would be missing there
 
     def _take_due(self, last: int) -> list[Any]:
         """Take what waits; if most of it is of buckets after this one, let that wait on.
@@ -186,6 +223,7 @@ class WindowAggregate(WindowedAggregate):
         """
         rows, size_bytes, bounds = self._waiting_rows, self._waiting_bytes, self._waiting_buckets
         tables = self._take_waiting()
+        self._merged_tables = 0
         self._waiting_buckets, self._first_waiting = [], MOST_US
         if last == MOST_US:
             return tables
@@ -228,6 +266,8 @@ class WindowAggregate(WindowedAggregate):
         else:
             self._fire_windows(before, emit)
         self._runs.expire(self._last_ended)
+        if self._newest is not None:
+            self._newest.forget(self._last_ended)
 
     @property
     def _last_ended(self) -> int:
@@ -236,16 +276,20 @@ class WindowAggregate(WindowedAggregate):
 
     def due_ms(self) -> int | None:
         """Return when groups that changed are emitted next, if they are wanted soon and there are any."""
-        if not self.emits_updates_at_once or self.output_mode != "update" or not (self._waiting or self._changed):
+        if not self.emits_updates_at_once or self.output_mode != "update":
             return None
-        return self._emit_again_ms
+        changed = self._changed if self._newest is None else self._newest.has_changed
+        return self._emit_again_ms if changed or len(self._waiting) > self._merged_tables else None
 
     def process_time(self, now_ms: int, emit: Emit) -> None:
         """Emit the groups that changed, if they are due."""
         due_ms = self.due_ms()
         if due_ms is None or now_ms < due_ms:
             return
-        self._flush()
+        if self._keeps_newest:
+            self._change_newest()
+        else:
+            self._flush()
         merged = self._emit_changed(MOST_US, emit)
         self._emit_again_ms = now_ms + max(_PAUSE_MS, int(_PAUSE_MS_OF_A_ROW * merged))
 
@@ -301,6 +345,12 @@ class WindowAggregate(WindowedAggregate):
 
     def _emit_changed(self, last: int, emit: Emit) -> int:
         """Emit what changed of the groups of buckets up to this one; return how many rows were merged for that."""
+        if self._newest is not None:  # and what changed of others as well
+            newest = self._newest.take_changed()
+            if newest is None:
+                return 0
+            self._emit_buckets(newest, emit)
+            return int(newest.num_rows)
         changed = self._changed.take(last)
         merged = 0
         for table in self._with_changed(changed) if len(changed) else ():

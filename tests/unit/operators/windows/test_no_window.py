@@ -14,7 +14,7 @@ from headgate.operators.windows.aggregates import Aggregate
 from headgate.operators.windows.assigner import NoWindow
 from headgate.source.watermark import MAX_WATERMARK_MS
 from tests.unit.operators.windows import words
-from tests.unit.operators.windows.window_world import EPOCH, SCHEMA, Subtasks, batch, made, many, process
+from tests.unit.operators.windows.window_world import EPOCH, SCHEMA, Subtasks, at_once, batch, made, many, process
 from tests.unit.operators.windows.words import avg, collect_list, count, max, sum
 
 AGGREGATES = (sum("v"), count())
@@ -163,11 +163,12 @@ def test_an_update_reports_changes_of_large_state(tmp_path: Path, memory_bytes: 
 
 def test_updates_go_at_once_to_a_sink_that_publishes_at_once(tmp_path: Path) -> None:
     """Each change once, between barriers too; then there is a pause, which is longer where more rows were merged."""
-    world = subtasks(tmp_path)
+    waits = subtasks(tmp_path / "waits")
+    waits.process(batch((1, 1, 5)))
+    assert waits.operators[0].due_ms() is None, "a sink that publishes with checkpoints gets each group once for each"
+    world = Subtasks(lambda: at_once(made(SCHEMA, NoWindow(), ["k"], AGGREGATES, "update")), tmp_path)
     operator = world.operators[0]
     world.process(batch((1, 1, 5)))
-    assert operator.due_ms() is None, "a sink that publishes with checkpoints gets each group once for each"
-    operator.emits_updates_at_once = True
     assert operator.due_ms() == 0
     operator.process_time(1000, world._emit)
     assert taken(world) == [(1, 5, 1)]
