@@ -13,7 +13,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -233,8 +233,10 @@ def chosen(cases: Sequence[Case], only: Sequence[str] | None) -> list[Case]:
     return [case for case in cases if not only or case.name in only]
 
 
-def report(bench: str, results: Sequence[Result], memory: WorkerMemory, footer: str) -> None:
-    """Print the table and, as the last line, the JSON."""
+def report(
+    bench: str, results: Sequence[Result], memory: WorkerMemory, footer: str, more: Mapping[str, Any] | None = None
+) -> None:
+    """Print the table and, as the last line, the JSON, with what a bench has beside its cases."""
     table = Table(title=f"{bench}: median (min to max)", title_justify="left", header_style="bold")
     for heading in ("case", "unit", "headgate", "peer", "peer is", "ratio", "worker MiB"):
         table.add_column(heading, justify="left" if heading in ("case", "unit", "peer is") else "right")
@@ -250,7 +252,7 @@ def report(bench: str, results: Sequence[Result], memory: WorkerMemory, footer: 
     console.print(footer, soft_wrap=True)
     out = {"bench": bench, "peak_worker_rss_mib": None if peak is None else round(peak), "cases": []}
     out["cases"] = [_as_json(result) for result in results]
-    print(json.dumps(out))
+    print(json.dumps(out | dict(more or {})))
 
 
 def _figures(values: Sequence[float], unit: str) -> str:

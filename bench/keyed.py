@@ -38,6 +38,8 @@ from bench import keyed_spark, latency
 from bench.frame import CACHE, CORES, Case, WorkerMemory, console, measure, report, session
 from bench.keyed_flink import Flink, running_flink
 from bench.keyed_rows import BEGIN_MS, KEYS, PARTITIONS, ROW_US, Answer, check, key_of, over_us, topic
+from bench.latency_load import Load
+from bench.latency_sides import AT_ONCE, COALESCED
 from local.jars import jars, spark_kafka
 from local.kafka import Broker, running_broker
 
@@ -216,10 +218,9 @@ def _cases(
     quick = arguments.quick
     if name == "exchange-p99":
         assert broker is not None
-        seconds = latency.QUICK_SECONDS if quick else latency.SECONDS
+        load = Load(seconds=latency.QUICK_SECONDS if quick else latency.SECONDS)
         with_it, without = (
-            partial(latency.measure_latency, spark, broker, side, seconds, {})
-            for side in ("exchange", "exchange-at-once")
+            partial(latency.measure_latency, spark, broker, side, load, {}) for side in (COALESCED, AT_ONCE)
         )
         return [Case(name, with_it, without, "without coalescing", unit="ms")]
     if name == "checkpoints-100ms":
