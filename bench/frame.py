@@ -171,13 +171,13 @@ class WorkerMemory:
                     peak.megabytes = resident
 
 
-def worker_seconds() -> float:
-    """Return the processor time of Spark's Python workers that live, as the system counts it, in seconds."""
-    found = 0.0
+def worker_seconds() -> dict[int, float]:
+    """Return the processor time of each of Spark's Python workers that live, as the system counts it, in seconds."""
+    found = {}
     for pid in _python_workers():
         with contextlib.suppress(psutil.Error):
             times = psutil.Process(pid).cpu_times()
-            found += times.user + times.system
+            found[pid] = times.user + times.system
     return found
 
 
@@ -239,7 +239,8 @@ def report(
     """Print the table and, as the last line, the JSON, with what a bench has beside its cases."""
     table = Table(title=f"{bench}: median (min to max)", title_justify="left", header_style="bold")
     for heading in ("case", "unit", "headgate", "peer", "peer is", "ratio", "worker MiB"):
-        table.add_column(heading, justify="left" if heading in ("case", "unit", "peer is") else "right")
+        justify = "left" if heading in ("case", "unit", "peer is") else "right"
+        table.add_column(heading, justify=justify, no_wrap=heading == "case")
     for result in results:
         ratio = "" if result.ratio is None else f"{result.ratio:.2f}"
         worker = "" if result.worker_mb is None else f"{result.worker_mb:.0f}"

@@ -19,10 +19,10 @@ produced, in append mode. Its latency is that of each window's row: when it is c
 record was produced that let the watermark pass the window's end: the first one of that time or later in the partition
 that has such a record last. What real-time mode cannot do stands beside micro-batches; why it cannot is printed.
 
---rates measures each case at other rates. Where less came out than went in (the column "out"), the percentiles are of
-what came out, and the side does not keep up. Cores are those that were busy with the whole side: this process, Java
-and Python workers, or the bare loop. Of ours the table has the processor time of the slots, too, in cores and for each
-fetch that brought records.
+--rates measures each case at other rates. A side of which less came out than went in (the column "out") does not keep
+up: what is missing 3 s after the end counts as the slowest that came out, and as 3 s at least. Cores are those that
+were busy with the whole side: this process, Java and Python workers, or the bare loop. Of ours the table has the
+processor time of the slots, too, in cores and for each fetch that brought records.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from pyspark.sql import SparkSession
 from rich.table import Table
 
 from bench.frame import CACHE, CORES, Case, Result, WorkerMemory, chosen, console, measure, report, result_of, session
-from bench.latency_load import PARTITIONS, WARM_UP_S, Load, Processor, Spent, through
+from bench.latency_load import PARTITIONS, UNDERWAY_S, WARM_UP_S, Load, Processor, Spent, through
 from bench.latency_sides import (
     AT_LEAST_ONCE,
     AT_LEAST_ONCE_PROFILE,
@@ -149,12 +149,18 @@ def measure_latency(spark: SparkSession, broker: Broker, side: Side, load: Load,
 
 
 def _figures(side: Side, load: Load, measured: Sequence[float], spent: Spent, offered: float) -> Figures:
-    """Return the figures of a measurement; an error if too little came out at a rate that all sides keep up with."""
+    """Return the figures of a measurement.
+
+    If too little came out it is an error at a rate that all sides keep up with. At a higher one the records that did
+    not come out count as those that came last.
+    """
     out = len(measured) / (load.rate * load.seconds) if side.program.row_for_row else math.nan
-    if len(measured) < side.program.rows(load.rate) * load.seconds:
+    missing = math.ceil(side.program.rows(load.rate) * load.seconds) - len(measured)
+    if missing > 0:
         message = f"{side.name}: only {len(measured)} records came out of {load.rate * load.seconds:.0f}"
-        if load.rate <= ROWS_PER_SECOND or len(measured) < 2:
+        if load.rate <= ROWS_PER_SECOND:
             raise SystemExit(message)
+        measured = [*measured, *[max(1000.0 * UNDERWAY_S, max(measured, default=0.0))] * missing]
         console.print(f"{message}: it does not keep up with {load.rate:,} a second", soft_wrap=True)
     if offered < 0.95 * load.rate:
         console.print(f"{side.name}: only {offered:,.0f} records a second were produced", soft_wrap=True)

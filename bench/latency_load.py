@@ -24,7 +24,8 @@ PARTITIONS = 2
 WARM_UP_S = 6.0
 WINDOW_NS = 100_000_000
 """How long windows are of which each ends with a row for each key."""
-_UNDERWAY_S = 3
+UNDERWAY_S = 3
+"""How long records that are under way at the end may take to arrive."""
 _QUEUED = 1_000_000
 """So many records may wait in a client: a broker that stops for a moment is late, and no error."""
 
@@ -114,7 +115,7 @@ def through(brokers: str, topics: tuple[str, str], load: Load, answers: Any) -> 
         consume(0.001, since_ns)
     offered = sent / (time.perf_counter() - begin)
     producer.flush(10)
-    while time.perf_counter() - begin < WARM_UP_S + load.seconds + _UNDERWAY_S:  # what is under way arrives
+    while time.perf_counter() - begin < WARM_UP_S + load.seconds + UNDERWAY_S:  # what is under way arrives
         consume(0.02, since_ns)
     consumer.close()
     answers.put((latencies, offered))
@@ -186,7 +187,7 @@ class Processor:
         self._beside = set(beside)
         self._began = self._count()
 
-    def _count(self) -> tuple[float, dict[int, float], float, float]:
+    def _count(self) -> tuple[float, dict[int, float], dict[int, float], float]:
         snapshot = self._query.snapshot() if hasattr(self._query, "snapshot") else {"sources": []}
         metrics = [each["metrics"] for each in snapshot["sources"]]
         fetches = sum(each["fetches"]["value"] for each in metrics if "fetches" in each)
@@ -205,11 +206,16 @@ class Processor:
     def spent(self) -> Spent:
         """Return what it took since."""
         (then, processes_then, slots_then, fetches_then), (now, processes, slots, fetches) = self._began, self._count()
-        used = sum(seconds - processes_then.get(pid, 0.0) for pid, seconds in processes.items())
-        cores, fetched = used / (now - then), fetches - fetches_then
+        cores, fetched = used(processes_then, processes) / (now - then), fetches - fetches_then
         if not fetched:
             return Spent(cores, math.nan, math.nan)
-        return Spent(cores, (slots - slots_then) / (now - then), 1e6 * (slots - slots_then) / fetched)
+        of_slots = used(slots_then, slots)
+        return Spent(cores, of_slots / (now - then), 1e6 * of_slots / fetched)
+
+
+def used(then: Mapping[int, float], now: Mapping[int, float]) -> float:
+    """Return what processes have used since, in seconds; what one that ended had used before is no part of it."""
+    return sum(seconds - then.get(pid, 0.0) for pid, seconds in now.items())
 
 
 def _below(process: psutil.Process) -> list[psutil.Process]:

@@ -10,7 +10,7 @@ import pytest
 
 from bench import latency
 from bench.latency import Comparison, Figures, comparisons
-from bench.latency_load import WINDOW_NS, Load, Spent, WindowEnds
+from bench.latency_load import WINDOW_NS, Load, Spent, WindowEnds, used
 from bench.latency_sides import AT_LEAST_ONCE, CLIENT_PROFILE, FLOOR, LATENCY_PROFILE, REAL_TIME, WINDOWS, Side
 
 
@@ -82,9 +82,16 @@ def test_the_profile_of_the_sink_is_that_of_the_bare_loop() -> None:
 def test_a_side_that_does_not_keep_up_is_an_error_at_the_usual_rate_and_a_figure_above_it() -> None:
     spent, few = Spent(1.0, math.nan, math.nan), [1.0, 2.0, 3.0] * 3_000
     found = latency._figures(FLOOR, Load(50_000, 1.0), few, spent, 50_000)
-    assert (found.p50, found.out) == (2.0, 0.18)
+    assert (found.p50, found.out) == (3_000.0, 0.18)  # what did not come out is at least as late as that
+    slow = latency._figures(FLOOR, Load(50_000, 1.0), [4_000.0] * 20_000, spent, 50_000)
+    assert slow.p99 == 4_000.0
+    assert latency._figures(FLOOR, Load(50_000, 1.0), [], spent, 50_000).p50 == 3_000.0
     with pytest.raises(SystemExit, match="only 300 records came out of 5000"):
         latency._figures(FLOOR, Load(5_000, 1.0), few[:300], spent, 5_000)
+
+
+def test_a_process_that_ends_takes_nothing_from_what_others_used() -> None:
+    assert used({1: 10.0, 2: 60.0}, {1: 12.0, 3: 0.5}) == 2.5  # Spark ends idle workers after a minute
 
 
 def test_windows_are_measured_by_their_rows() -> None:
