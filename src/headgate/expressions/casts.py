@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headgate.errors import OptionError
-from headgate.formats.values import cast_strings, session_zone
+from headgate.formats.values import cast_digits, cast_strings, session_zone
 from headgate.formats.values_datetime import local_to_utc, tzinfo_of, utc_to_local
 from headgate.java_texts import java_texts
 
@@ -117,6 +117,9 @@ def _wide(values: pa.Array) -> pa.Array:
 
 
 def _from_string(values: pa.Array, to: pa.DataType, time_zone: str) -> pa.Array:
+    plain = cast_digits(values, to)
+    if plain is not None:
+        return plain
     trimmed = pc.utf8_trim(values, _SPACE)
     if pa.types.is_boolean(to):
         lower = pc.utf8_lower(trimmed)

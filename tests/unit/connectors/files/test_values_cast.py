@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from headgate.errors import OptionError
-from headgate.formats import values_datetime
+from headgate.formats import values, values_datetime
 from headgate.formats.values import cast_strings
 
 UTC = pa.timestamp("us", "UTC")
@@ -42,6 +42,23 @@ def test_chunked_and_empty_columns():
 def test_whole_numbers_at_their_limits(to: pa.DataType, low: int, high: int):
     texts = (str(low), str(high), f"+{high}", str(low - 1), str(high + 1), "0" * 30 + "7")
     assert cast(to, *texts) == ([low, high, high, None, None, 7], [3, 4])
+
+
+@pytest.mark.parametrize("to", [pa.int8(), pa.int32(), pa.int64()])
+@pytest.mark.parametrize(
+    "odd", ["", "-1", "+5", "0x10", "1 ", "1.0", "\u0661", "9" * 20, "0" * 30 + "7", "12", "/", ":"]
+)
+def test_digits_and_nothing_else_are_integers_at_once(to: pa.DataType, odd: str):
+    """And what is beside them is what it is alone, or by a null, wherever the column begins."""
+    texts = ["left out", "7", "0", "99", odd, "12", "also x"]
+    column = pa.array(texts).slice(1, 5)
+    found, bad = cast_strings(column, to, {}, "UTC")
+    with_null, bad_with_null = cast_strings(pa.array([*texts[1:6], None]), to, {}, "UTC")
+    assert [*found.to_pylist(), None] == with_null.to_pylist()
+    assert (None if bad is None else [*bad.to_pylist(), False]) == (bad_with_null and bad_with_null.to_pylist())
+    is_plain = odd.isascii() and odd.isdigit() and int(odd) < 128
+    assert (values.cast_digits(column, to) is not None) == is_plain
+    assert found.to_pylist()[:3] == [7, 0, 99]
 
 
 def test_floats():
