@@ -1,4 +1,7 @@
-"""Decoding in bulk gives what confluent-kafka gives message by message, and is not used where it cannot be trusted."""
+"""Decoding in bulk gives what confluent-kafka gives message by message, and is not used where it cannot be trusted.
+
+For rows that are written see `test_kafka_producers`.
+"""
 
 from __future__ import annotations
 
@@ -172,18 +175,26 @@ from headgate.connectors.kafka.client_config import ClientConfig
 lease = consumer_pool.acquire(ClientConfig((("bootstrap.servers", "127.0.0.1:1"),)), {}, "auto")
 print(type(lease.consumer).__name__)
 lease.release(assigned=[], failed=True)
+
+import pyarrow as pa
+from headgate.connectors.kafka.sink.options import KafkaSink
+from headgate.connectors.kafka.sink.producer import KafkaWriter
+options = {"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "t"}
+with KafkaWriter(KafkaSink.of(options, pa.schema({"value": pa.string()}))) as writer:
+    print(type(writer._producer).__name__)
 """
 
 
-def test_without_numba_messages_are_read_one_by_one() -> None:
+def test_without_numba_messages_are_read_and_written_one_by_one() -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT_NUMBA], capture_output=True, text=True, check=True)
-    assert done.stdout == "PlainConsumer\n"
-    assert done.stderr.count("decoded one by one") == 1
+    assert done.stdout == "PlainConsumer\nPlainProducer\n"
+    assert done.stderr.count("read and written one by one") == 1
 
 
 COMPILED_ELSEWHERE = """
 from headgate.connectors.kafka import bulk_compiled as of
-print(sum(sum(each.stats.cache_misses.values()) for each in (of.sort, of.copy, of.copy_headers)))
+print(sum(sum(each.stats.cache_misses.values()) for each in (of.sort, of.copy, of.copy_headers, of.produce)))
+print(of.note_failure.cache_hits)
 """
 
 
@@ -192,4 +203,4 @@ def test_a_second_process_does_not_compile_again() -> None:
         subprocess.run([sys.executable, "-c", COMPILED_ELSEWHERE], capture_output=True, text=True, check=True)
         for _ in range(2)
     )
-    assert (second.stdout, first.stderr) == ("0\n", "")
+    assert (second.stdout, first.stderr) == ("0\n1\n", "")

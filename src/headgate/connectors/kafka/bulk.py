@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import logging
 import math
 import os
 import threading
@@ -26,7 +25,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headgate.connectors.kafka.bulk_compiled import arrange, copy, copy_headers, measure_headers, sort
-from headgate.connectors.kafka.consumer import HEADERS, PARTITION_EOF, ClientEvent, Consumed, Pace, client_log
+from headgate.connectors.kafka.consumer import HEADERS, PARTITION_EOF, ClientEvent, Consumed, Pace
 from headgate.connectors.kafka.librdkafka import (
     CONSUMER,
     FUNCTIONS,
@@ -34,8 +33,8 @@ from headgate.connectors.kafka.librdkafka import (
     Message,
     Metadata,
     OnError,
-    OnLog,
     library,
+    make_client,
     text_of,
 )
 from headgate.connectors.kafka.records import Records, Wanted
@@ -109,10 +108,9 @@ class BulkConsumer:
         self._sources: dict[tuple[int, int], TopicPartition] = {}  # by the topic's address, while it is being read
         self._events: list[ClientEvent] = []
         self._pace = Pace()
-        # librdkafka calls these in `consume` only, on its thread; ctypes takes the GIL for them.
-        self._callbacks = (OnError(self._on_error), OnLog(_on_log))
-        self._client = self._connect({**settings, "log.queue": True})
-        self._library.rd_kafka_set_log_queue(self._client, None)
+        # librdkafka calls it in `consume` only, on its thread; ctypes takes the GIL for it.
+        self._callback = OnError(self._on_error)
+        self._client = make_client(CONSUMER, settings, self._callback)
         self._library.rd_kafka_poll_set_consumer(self._client)
         self._lock = threading.Lock()
         # Guarded by _lock, against a wake_up while it is closed:
@@ -131,23 +129,6 @@ class BulkConsumer:
         self._destroy = np.uint64(address["rd_kafka_message_destroy"])
         self._headers_of = np.uint64(address["rd_kafka_message_headers"])
         self._header_of = np.uint64(address["rd_kafka_header_get_all"])
-
-    def _connect(self, settings: Mapping[str, str | int | bool]) -> int:
-        library, reason = self._library, ctypes.create_string_buffer(512)
-        conf = library.rd_kafka_conf_new()
-        for name, value in settings.items():
-            text = str(value).lower() if isinstance(value, bool) else str(value)
-            if library.rd_kafka_conf_set(conf, name.encode(), text.encode(), reason, len(reason)) != 0:
-                library.rd_kafka_conf_destroy(conf)
-                raise ValueError(text_of(reason.value))
-        on_error, on_log = self._callbacks
-        library.rd_kafka_conf_set_error_cb(conf, on_error)
-        library.rd_kafka_conf_set_log_cb(conf, on_log)
-        client: int | None = library.rd_kafka_new(CONSUMER, conf, reason, len(reason))
-        if client is None:
-            library.rd_kafka_conf_destroy(conf)
-            raise ValueError(text_of(reason.value))
-        return client
 
     def _on_error(self, client: int, code: int, text: bytes | None, opaque: int) -> None:
         self._events.append(ClientEvent(code, text_of(text)))
@@ -372,8 +353,3 @@ class BulkConsumer:
         if queue is not None:
             self._library.rd_kafka_queue_destroy(queue)
             self._library.rd_kafka_destroy_flags(self._client, WITHOUT_CLOSE)
-
-
-def _on_log(client: int, level: int, facility: bytes | None, text: bytes | None) -> None:
-    """Pass on what librdkafka has to say; its levels are those of syslog."""
-    client_log.log(logging.INFO if level <= 5 else logging.DEBUG, "%s: %s", text_of(facility), text_of(text))

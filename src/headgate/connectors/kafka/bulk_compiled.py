@@ -1,14 +1,16 @@
-"""Walks batches of librdkafka's messages, compiled: which partition each is of, and their columns.
+"""Walks batches of librdkafka's messages, compiled: which partition each is of, and their columns; and produces rows.
 
 Never: hold the GIL, or an address in the code: it could not be cached.
 
 The functions (numba, cached on disk) get the library's functions' addresses as arguments. A batch is walked twice:
 `sort` groups its messages by partition and measures them, `copy` copies those of one partition into Arrow buffers and
-gives them back. Headers need two more walks, and only where they are wanted.
+gives them back. Headers need two more walks, and only where they are wanted. `produce` is the way back: it walks the
+rows of a batch, `note_failure` is called for those that were not delivered.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import tempfile
 from collections.abc import Callable
@@ -22,12 +24,14 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from headgate.connectors.kafka.librdkafka import Message
+from headgate.connectors.kafka.librdkafka import Message, Part
 
 _ERR, _TOPIC, _PARTITION, _PAYLOAD, _LEN, _KEY, _KEY_LEN, _OFFSET = (
     getattr(Message, name).offset
     for name in ("err", "topic", "partition", "payload", "len", "key", "key_len", "offset")
 )
+_FIRST, _SECOND = Part.first.offset, Part.second.offset
+_PART_BYTES = ctypes.sizeof(Part)
 
 
 def _writable_cache() -> None:
@@ -66,6 +70,14 @@ def _load(bits: int) -> _Maker:
     return load
 
 
+def _store(typing: Any, address: Any, value: Any) -> tuple[Any, Any]:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.store(arguments[1], builder.inttoptr(arguments[0], ir.IntType(64).as_pointer()))
+        return context.get_dummy_value()
+
+    return types.void(_U64, types.int64), generate
+
+
 def _call(result: Any, *arguments: Any) -> _Maker:
     """Make the call of a C function by its address; all its arguments are 64 bit wide."""
 
@@ -79,6 +91,8 @@ def _call(result: Any, *arguments: Any) -> _Maker:
         return lambda typing, address, first: (result(_U64, *arguments), generate)
     if len(arguments) == 2:
         return lambda typing, address, first, second: (result(_U64, *arguments), generate)
+    if len(arguments) == 3:
+        return lambda typing, address, first, second, third: (result(_U64, *arguments), generate)
     return lambda typing, address, first, second, third, fourth, fifth: (result(_U64, *arguments), generate)
 
 
@@ -94,11 +108,15 @@ def _memcpy(typing: Any, target: Any, source: Any, count: Any) -> tuple[Any, Any
 
 
 _load64, _load32, _load8 = intrinsic(_load(64)), intrinsic(_load(32)), intrinsic(_load(8))
+_store64: Any = intrinsic(_store)
 _copy_bytes = intrinsic(_memcpy)
 _destroy = intrinsic(_call(types.void, _U64))
 _timestamp = intrinsic(_call(types.int64, _U64, _U64))
 _headers = intrinsic(_call(types.int32, _U64, _U64))
 _header = intrinsic(_call(types.int32, _U64, _U64, _U64, _U64, _U64))
+_add_header = _header  # as many arguments, all as wide
+_new_headers = intrinsic(_call(types.uint64, _U64))
+_produce = intrinsic(_call(types.uint64, _U64, _U64, _U64))
 
 
 def _compiled(signature: str) -> Callable[[Any], Any]:
@@ -275,3 +293,107 @@ def copy_headers(  # type: ignore[no-untyped-def]
             row += 1
         ends[index + 1] = row
     return nulls
+
+
+# ---- producing ----
+
+# What `produce` gets: addresses, 0 where there is no such thing, and where each column begins. A column is four
+# numbers: its bits that say which rows are not null, at which of them it begins, its ends (32 bits each), its data.
+(
+    _CLIENT, _PRODUCE, _NEW_HEADERS, _ADD_HEADER, _DESTROY_HEADERS, _PARTS, ROWS, TOPICS, TOPIC_OF, PARTITIONS
+) = range(10)  # fmt: skip
+VALUES, KEYS, LISTS, _NAMES, _HEADER_VALUES, NUMBERS = range(10, 31, 4)
+_BITS, _BEGIN, _ENDS, _DATA = range(4)
+
+
+@_compiled("boolean(int64[::1], int64, int64)")
+def _is_there(rows, column, row):  # type: ignore[no-untyped-def]
+    """Whether there is such a column, and the row is not null in it."""
+    if rows[column + _ENDS] == 0:
+        return False
+    bits = rows[column + _BITS]
+    position = rows[column + _BEGIN] + row
+    return bits == 0 or (_load8(np.uint64(bits + (position >> 3))) >> (position & 7)) & 1 != 0
+
+
+@_compiled("int64(int64[::1], int64, int64)")
+def _end(rows, column, row):  # type: ignore[no-untyped-def]
+    """Return where the row of a column begins, and the one before it ends."""
+    return np.int64(_load32(np.uint64(rows[column + _ENDS] + 4 * row)))
+
+
+@_compiled("void(int64[::1], int64, int64, uint64)")
+def _put(rows, column, row, part):  # type: ignore[no-untyped-def]
+    """Make a part of the bytes of a row; null is the address 0."""
+    address = length = np.int64(0)
+    if _is_there(rows, column, row):
+        first = _end(rows, column, row)
+        address = rows[column + _DATA] + first
+        length = _end(rows, column, row + 1) - first
+    _store64(part + np.uint64(_FIRST), address)
+    _store64(part + np.uint64(_SECOND), length)
+
+
+@_compiled("uint64(int64[::1], int64)")
+def _headers_of(rows, row):  # type: ignore[no-untyped-def]
+    """Return a new list of a row's headers."""
+    first, after = _end(rows, LISTS, row), _end(rows, LISTS, row + 1)
+    headers: Any = _new_headers(np.uint64(rows[_NEW_HEADERS]), np.uint64(after - first))
+    for each in range(first, after):
+        name, value, length = _end(rows, _NAMES, each), np.int64(0), np.int64(0)
+        if _is_there(rows, _HEADER_VALUES, each):
+            value = rows[_HEADER_VALUES + _DATA] + _end(rows, _HEADER_VALUES, each)
+            length = _end(rows, _HEADER_VALUES, each + 1) - _end(rows, _HEADER_VALUES, each)
+        _add_header(
+            np.uint64(rows[_ADD_HEADER]), headers, np.uint64(rows[_NAMES + _DATA] + name),
+            np.uint64(_end(rows, _NAMES, each + 1) - name), np.uint64(value), np.uint64(length),
+        )  # fmt: skip
+    return headers
+
+
+@_compiled("UniTuple(int64, 2)(int64[::1], int64)")
+def produce(rows, row):  # type: ignore[no-untyped-def]
+    """Give rows to a client, from a row on, in their order. Return the one that it did not take, and its error.
+
+    It is the number of rows, and the error 0, if the client took all. The parts are those of a row without headers,
+    in the order topic, partition, value, key, flags, and the one of its headers, of which this sets what they hold.
+    """
+    parts = np.uint64(rows[_PARTS])
+    while row < rows[ROWS]:
+        topic, partition = rows[TOPICS], np.int64(-1)
+        if rows[TOPIC_OF] != 0:
+            topic += 8 * _load32(np.uint64(rows[TOPIC_OF] + 4 * row))
+        if rows[PARTITIONS] != 0:
+            partition = np.int64(_load32(np.uint64(rows[PARTITIONS] + 4 * row)))
+        _store64(parts + np.uint64(_FIRST), _load64(np.uint64(topic)))
+        _store64(parts + np.uint64(_PART_BYTES + _FIRST), partition)
+        _put(rows, VALUES, row, parts + np.uint64(2 * _PART_BYTES))
+        _put(rows, KEYS, row, parts + np.uint64(3 * _PART_BYTES))
+        headers, count = np.uint64(0), 5
+        if _is_there(rows, LISTS, row):
+            headers, count = _headers_of(rows, row), 6
+            _store64(parts + np.uint64(5 * _PART_BYTES + _FIRST), np.int64(headers))
+        error = _produce(np.uint64(rows[_PRODUCE]), np.uint64(rows[_CLIENT]), parts, np.uint64(count))
+        if error != 0:
+            if headers != 0:  # they are the client's only if it took the row
+                _destroy(np.uint64(rows[_DESTROY_HEADERS]), headers)
+            return row, np.int64(error)
+        row += 1
+    return row, np.int64(0)
+
+
+def _callback(signature: str) -> Callable[[Any], Any]:
+    decorate: Callable[[Any], Any] = numba.cfunc(signature, cache=True)
+    return decorate
+
+
+@_callback("void(uint64, uint64, uint64)")
+def note_failure(client, message, failure):  # type: ignore[no-untyped-def]
+    """Keep the first row that was not delivered, as librdkafka's callback: its topic, partition and error.
+
+    No code of Python runs, which an interrupt could end, and there may be a queue full of them.
+    """
+    if _load64(failure + np.uint64(16)) == 0:
+        _store64(failure, _load64(message + np.uint64(_TOPIC)))
+        _store64(failure + np.uint64(8), np.int64(_load32(message + np.uint64(_PARTITION))))
+        _store64(failure + np.uint64(16), np.int64(_load32(message + np.uint64(_ERR))))

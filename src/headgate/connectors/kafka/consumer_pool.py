@@ -175,7 +175,7 @@ def acquire(client: ClientConfig, settings: Mapping[str, str | int | bool], deco
 
 
 def _connect(settings: dict[str, str | int | bool], decoder: Decoder) -> KafkaConsumer:
-    if decoder == "auto" and _bulk_is_possible():
+    if decoder == "auto" and bulk_is_possible():
         from headgate.connectors.kafka.bulk import BulkConsumer
 
         return BulkConsumer(settings)
@@ -187,8 +187,8 @@ def _connect(settings: dict[str, str | int | bool], decoder: Decoder) -> KafkaCo
 _bulk_possible: bool | None = None
 
 
-def _bulk_is_possible() -> bool:
-    """Whether `bulk` can be used here; if not, say why in the log, once."""
+def bulk_is_possible() -> bool:
+    """Return whether bulk clients can be used here; if not, say why in the log, once."""
     global _bulk_possible
     if _bulk_possible is None:
         try:
@@ -200,7 +200,9 @@ def _bulk_is_possible() -> bool:
         except Exception as error:  # whatever it is: the plain way works
             _bulk_possible = False
             _log.warning(
-                "Kafka records are decoded one by one, which is slower by half: %s: %s", type(error).__name__, error
+                "Kafka records are read and written one by one, which is slower by half: %s: %s",
+                type(error).__name__,
+                error,
             )
     return _bulk_possible
 

@@ -27,6 +27,10 @@ SINK_OPTION_SPECS: tuple[OptionSpec, ...] = (
         "guarantee", choice("at-least-once", "exactly-once"), "at-least-once",
         "whether a streaming query's retries may repeat rows",
     ),
+    OptionSpec(
+        "profile", choice("throughput", "latency"), "throughput",
+        "what rows are sent for: many a second, or each soon (kafka.linger.ms 0 and one request in flight)",
+    ),
     OptionSpec("includeHeaders", boolean, False, "", status="no-op", why="A column 'headers' is always written."),
     OptionSpec("checkpointLocation", text, None, "", status="no-op", why="Spark's own."),
     OptionSpec("queryName", text, None, "", status="no-op", why="Spark's own."),
@@ -80,12 +84,15 @@ class KafkaSink:
         The topic of all rows; None: the rows name theirs.
     exactly_once
         Whether epochs are written by transactions.
+    low_latency
+        Whether rows are sent in smaller requests so that each is sent soon.
     """
 
     client: ClientConfig
     columns: RowColumns
     topic: str | None
     exactly_once: bool
+    low_latency: bool = False
 
     @classmethod
     def of(cls, raw: Mapping[str, str], schema: pa.Schema) -> KafkaSink:
@@ -106,4 +113,5 @@ class KafkaSink:
         check_producer(
             client.producer(), source=NAME, exactly_once=exactly_once, delivery_timeout_ms=client.delivery_timeout_ms
         )
-        return cls(client, RowColumns.of(schema, options["topic"]), options["topic"], exactly_once)
+        columns, low_latency = RowColumns.of(schema, options["topic"]), options["profile"] == "latency"
+        return cls(client, columns, options["topic"], exactly_once, low_latency)

@@ -5,10 +5,9 @@ Never: report rows as written that the brokers have not acknowledged, or show a 
 
 from __future__ import annotations
 
-import contextlib
+import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import repeat
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
@@ -17,12 +16,13 @@ import pyarrow.compute as pc
 from headgate.connectors.kafka.client_config import DELIVERY_TIMEOUT_MS, ClientConfig
 from headgate.connectors.kafka.client_limits import fit_producer
 from headgate.connectors.kafka.cluster import Trouble
-from headgate.connectors.kafka.consumer import client_log
+from headgate.connectors.kafka.consumer_pool import bulk_is_possible
 from headgate.connectors.kafka.sink.options import NAME, KafkaSink
+from headgate.connectors.kafka.sink.row_producer import OnFailure, RowProducer
 from headgate.errors import SinkError, SinkUnavailableError
 
 if TYPE_CHECKING:
-    from confluent_kafka import KafkaError, Message, Producer
+    from confluent_kafka import KafkaError
 
 _DEFAULTS: dict[str, str | int | bool] = {
     # Java's. With Nagle's algorithm a small request may wait for the answer to the one before it.
@@ -34,6 +34,8 @@ _DEFAULTS: dict[str, str | int | bool] = {
 }
 _LINGER_MS = 50
 """A task ends with a flush, which waits for no linger: this only makes full requests of fast rows."""
+_LOW_LATENCY = {"linger.ms": 0, "max.in.flight.requests.per.connection": 1}
+"""No row waits for others; those that come while a request is under way share the next one."""
 _STEP_S = 0.001
 """How long to wait before looking again whether rows were taken, in seconds."""
 
@@ -61,6 +63,7 @@ class KafkaWriter:
         self._linger_ms = linger_ms
         self._failed: SinkError | None = None
         self._trouble = Trouble()
+        self._process = os.getpid()
         self._producer = self._make_producer()
 
     def _settings(self) -> dict[str, Any]:
@@ -68,22 +71,15 @@ class KafkaWriter:
 
     def _fitting(self, defaults: Mapping[str, int], *, transactional: bool = False) -> dict[str, Any]:
         user = self._sink.client.producer()
-        settings = {**_DEFAULTS, "linger.ms": self._linger_ms, **defaults, **user}
+        low_latency = _LOW_LATENCY if self._sink.low_latency else {}
+        settings = {**_DEFAULTS, "linger.ms": self._linger_ms, **low_latency, **defaults, **user}
         return fit_producer(settings, user, transactional=transactional)
 
-    def _make_producer(self) -> Producer:
-        from confluent_kafka import KafkaException, Producer
-
-        own = {
-            "on_delivery": self._on_delivery,
-            "error_cb": self._on_trouble,
-            # An empty queue means success; a call of Python for each row would halve the speed.
-            "delivery.report.only.error": True,
-        }
+    def _make_producer(self) -> RowProducer:
         try:
-            return Producer(self._settings() | own, logger=client_log)
-        except KafkaException as error:
-            raise self._sink.client.option_error(error.args[0].str()) from error
+            return make_producer(self._settings(), self._sink, self._on_failure, self._on_trouble)
+        except ValueError as error:
+            raise self._sink.client.option_error(str(error)) from error
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Add rows to the producer's queue; wait while it is full.
@@ -93,16 +89,14 @@ class KafkaWriter:
         SinkError
             A row cannot be written, or an earlier one was not.
         """
-        from confluent_kafka import KafkaException
-
-        produce = self._producer.produce
-        for row in self._records(batch):
-            try:
-                produce(*row)
-            except BufferError:
-                self._produce_when_there_is_room(row)
-            except KafkaException as error:
-                raise self._error(error.args[0], row[0], row[3]) from error
+        add = self._adder(batch)
+        written = add()
+        while written < batch.num_rows:  # those that brokers do not take in time fail, so this ends
+            was_empty = not len(self._producer)
+            self._serve(_STEP_S)
+            before, written = written, add()
+            if was_empty and written == before:
+                raise self._never_fits(batch, written)
         self._serve(0)
 
     def write_now(self, batch: pa.RecordBatch) -> int:
@@ -113,66 +107,44 @@ class KafkaWriter:
         SinkError
             A row cannot be written, or an earlier one was not.
         """
-        from confluent_kafka import KafkaException
-
-        produce, count = self._producer.produce, 0
-        for row in self._records(batch):
-            try:
-                produce(*row)
-            except BufferError:
-                break
-            except KafkaException as error:
-                raise self._error(error.args[0], row[0], row[3]) from error
-            count += 1
+        written = self._adder(batch)()
         self._serve(0)
-        return count
+        return written
 
-    def _records(self, batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
-        """Yield the positional arguments of ``Producer.produce`` for each row."""
-        columns = self._sink.columns
-
-        def values(index: int | None) -> Iterable[Any]:
-            if index is None:
-                return repeat(None)
-            column = batch.column(index)
-            return column.to_pylist()  # type: ignore[no-any-return]
-
-        def octets(index: int | None) -> Iterable[bytes | None]:
-            if index is None:
-                return repeat(None)
-            return batch.column(index).cast(pa.binary()).to_pylist()  # type: ignore[no-any-return]
+    def _adder(self, batch: pa.RecordBatch) -> Callable[[], int]:
+        """Return what adds rows until the queue is full, and returns how many are added, all in all."""
+        from confluent_kafka import KafkaException
 
         check_rows(self._sink, batch)
-        topics: Iterable[str] = repeat(self._sink.topic) if self._sink.topic is not None else values(columns.topic)
-        partitions: Iterable[int] = repeat(-1)
-        if columns.partition is not None:
-            partitions = batch.column(columns.partition).fill_null(-1).to_pylist()
-        four = (topics, octets(columns.value), octets(columns.key), partitions)
-        if columns.headers is None:
-            return zip(*four)
-        headers = map(_headers, batch.column(columns.headers).to_pylist())
-        return zip(*four, repeat(None), repeat(None), repeat(0), headers)  # no callbacks, time stamp of now
+        add = self._producer.rows(batch)
 
-    def _produce_when_there_is_room(self, row: tuple[Any, ...]) -> None:
-        """Wait for the brokers to take rows; rows that they do not take in time fail, so this ends."""
-        from confluent_kafka import KafkaException
-
-        while True:
-            was_empty = not len(self._producer)
-            self._serve(_STEP_S)
+        def added() -> int:
             try:
-                self._producer.produce(*row)
-                return
-            except BufferError:
-                if was_empty:
-                    size = sum(len(each) for each in row[1:3] if each is not None)
-                    raise SinkError(
-                        f"{NAME}: a row for topic {row[0]!r} has {size} bytes and does not fit into the producer's "
-                        "buffer. Raise kafka.buffer.memory.",
-                        sink=NAME, topic=row[0],
-                    ) from None  # fmt: skip
+                return add()
             except KafkaException as error:
-                raise self._error(error.args[0], row[0], row[3]) from error
+                reason, row = error.args
+                raise self._error(reason, *self._place(batch, row)) from error
+
+        return added
+
+    def _place(self, batch: pa.RecordBatch, row: int) -> tuple[str, int]:
+        """Return the topic and the partition that a row names; -1: none."""
+        topic, partition = self._sink.topic, self._sink.columns.partition
+        if topic is None:
+            topic = batch.column(self._sink.columns.topic)[row].as_py()
+        given = None if partition is None else batch.column(partition)[row].as_py()
+        return topic, -1 if given is None else given
+
+    def _never_fits(self, batch: pa.RecordBatch, row: int) -> SinkError:
+        topic, _ = self._place(batch, row)
+        columns = (self._sink.columns.key, self._sink.columns.value)
+        parts = [batch.column(each)[row].as_py() for each in columns if each is not None]
+        size = sum(len(each.encode() if isinstance(each, str) else each) for each in parts if each is not None)
+        return SinkError(
+            f"{NAME}: a row for topic {topic!r} has {size} bytes and does not fit into the producer's "
+            "buffer. Raise kafka.buffer.memory.",
+            sink=NAME, topic=topic,
+        )  # fmt: skip
 
     def flush(self) -> None:
         """Wait until the brokers have all rows.
@@ -201,6 +173,8 @@ class KafkaWriter:
 
     def is_usable(self) -> bool:
         """Return whether it may write on: nothing came between two tasks that it cannot overcome."""
+        if os.getpid() != self._process:  # forked: the client has no threads here
+            return False
         try:
             self._serve(0)
         except SinkError:
@@ -209,14 +183,9 @@ class KafkaWriter:
         return True
 
     def close(self) -> None:
-        """Let go of the producer. Rows that were not flushed are dropped."""
-        from confluent_kafka import KafkaException
-
-        self._producer.purge()
-        with contextlib.suppress(KafkaException):
-            self._producer.poll(0)
-        # It and this object refer to each other: without this its threads would live until a garbage collection.
-        del self._producer
+        """Let go of the producer. Rows that were not flushed are dropped. A process that was forked leaves it alone."""
+        if os.getpid() == self._process:
+            self._producer.close()
 
     def __enter__(self) -> Self:
         return self
@@ -224,9 +193,9 @@ class KafkaWriter:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _on_delivery(self, error: KafkaError | None, message: Message) -> None:
-        if error is not None and self._failed is None:
-            self._failed = self._error(error, message.topic(), message.partition())
+    def _on_failure(self, error: KafkaError, topic: str | None, partition: int | None) -> None:
+        if self._failed is None:
+            self._failed = self._error(error, topic, partition)
 
     def _on_trouble(self, error: KafkaError) -> None:
         """Note what librdkafka cannot overcome; what it can, it tries again until rows are too old."""
@@ -239,14 +208,15 @@ class KafkaWriter:
             self._failed = self._error(error)
 
     def _serve(self, seconds: float, flush: bool = False) -> int:
-        """Run the callbacks that are due, and return how many rows the brokers have not acknowledged. Blocks.
-
-        The wait is not cut short when they have: successes are not reported.
-        """
+        """Run the callbacks that are due; return how many rows a flush has left. Blocks."""
         from confluent_kafka import KafkaException
 
+        left = 0
         try:
-            left = self._producer.flush(seconds) if flush else self._producer.poll(seconds)
+            if flush:
+                left = self._producer.flush(seconds)
+            else:
+                self._producer.poll(seconds)
         except KafkaException as error:  # a fatal error is raised instead of being passed to a callback
             raise self._failed or self._error(error.args[0]) from error
         if self._failed is not None:
@@ -258,8 +228,34 @@ class KafkaWriter:
         return sink_error(error, self._sink.client, topic, partition, self._trouble.last)
 
 
-def _headers(headers: list[dict[str, Any]] | None) -> list[tuple[str, bytes | None]] | None:
-    return None if headers is None else [(header["key"], header["value"]) for header in headers]
+def make_producer(
+    settings: dict[str, Any], sink: KafkaSink, on_failure: OnFailure, on_trouble: Callable[[KafkaError], object]
+) -> RowProducer:
+    """Return a new producer; it connects in the background.
+
+    Parameters
+    ----------
+    settings
+        librdkafka's.
+    sink
+        Which of a batch's columns are what, and the topic.
+    on_failure
+        Called for rows that were not delivered, at least for the first of those that are so together.
+    on_trouble
+        Called for what is wrong with the client or its brokers.
+
+    Raises
+    ------
+    ValueError
+        librdkafka refuses the settings.
+    """
+    if bulk_is_possible():
+        from headgate.connectors.kafka.sink.bulk_producer import BulkProducer
+
+        return BulkProducer(settings, sink, on_failure, on_trouble)
+    from headgate.connectors.kafka.sink.plain_producer import PlainProducer
+
+    return PlainProducer(settings, sink, on_failure, on_trouble)
 
 
 def check_rows(sink: KafkaSink, batch: pa.RecordBatch) -> None:

@@ -21,7 +21,6 @@ import msgspec
 import pyarrow as pa
 
 from headgate.connectors.kafka.client_calls import CallOverdueError, T, call_within
-from headgate.connectors.kafka.client_limits import fit_consumer
 from headgate.connectors.kafka.consumer import client_log
 from headgate.connectors.kafka.sink.options import NAME, KafkaSink
 from headgate.connectors.kafka.sink.producer import KafkaWriter, sink_error
@@ -94,7 +93,6 @@ class TransactionalWriter(KafkaWriter):
         self._timeout_s = sink.client.timeout_ms / 1000
         self._patience_s = min(self._timeout_s, patience_s or self._timeout_s)
         self._is_overdue = False  # a call never returned: the producer is of no use any longer
-        self._group: Any = None
         try:
             # In short steps: only between calls does the client report a refused password.
             self._repeated(
@@ -248,31 +246,16 @@ class TransactionalWriter(KafkaWriter):
             It is not committed; or, if the brokers did not answer in time, perhaps it is: the next writer of this name
             brings it to an end, and its `marker` shows which.
         """
-        from confluent_kafka import TopicPartition
-
         self.flush()
         metadata = MARKER_SERIALIZER.serialize(Marker(epoch, self._rows)).decode()
-        offsets = [TopicPartition(topic, 0, epoch + 1, metadata) for topic in sorted(self._topics)]
-        if self._group is None:
-            self._group = self._call("committing", _STEP_S, self._group_metadata)
-        patience_s = self._patience_s
+        topics, patience_s = sorted(self._topics), self._patience_s
         # Never twice: librdkafka 2.16 reports success the second time, and cannot commit the transaction any more.
         self._call(
             "committing",
             patience_s,
-            lambda: self._producer.send_offsets_to_transaction(offsets, self._group, patience_s),
+            lambda: self._producer.send_offsets(self._name, topics, epoch + 1, metadata, patience_s),
         )
         self._repeated("committing", patience_s, lambda timeout_s: self._producer.commit_transaction(timeout_s))
-
-    def _group_metadata(self) -> object:
-        from confluent_kafka import Consumer
-
-        # It joins no group: only the name is needed, and there is no other way to say it.
-        consumer = Consumer(fit_consumer(self._sink.client.consumer() | {"group.id": self._name}), logger=client_log)
-        try:
-            return consumer.consumer_group_metadata()
-        finally:
-            consumer.close()
 
     def abort(self) -> None:
         """Abort the transaction if the brokers answer; if not, the next writer of this name does, or time."""

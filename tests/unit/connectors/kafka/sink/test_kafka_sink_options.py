@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from headgate.connectors.kafka.sink.options import KafkaSink, RowColumns
-from headgate.connectors.kafka.sink.producer import sink_error
+from headgate.connectors.kafka.sink.producer import KafkaWriter, sink_error
 from headgate.connectors.kafka.sink.task_writer import write_epoch
 from headgate.connectors.kafka.sink.transactions import MARKER_SERIALIZER, Marker
 from headgate.errors import OptionError, SinkError
@@ -103,3 +103,21 @@ def test_an_error_holds_no_secret() -> None:
         assert isinstance(error, SinkError)
         assert "s3cret" not in str(error) + repr(error.facts)
         assert "***" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("given", "linger_ms", "in_flight"),
+    [
+        ({}, 50, None),
+        ({"profile": "throughput"}, 50, None),
+        ({"profile": "latency"}, 0, 1),
+        ({"profile": "latency", "kafka.linger.ms": "7"}, "7", 1),
+        ({"profile": "latency", "kafka.max.in.flight.requests.per.connection": "3"}, 0, "3"),
+    ],
+)
+def test_a_profile_gives_way_to_what_the_user_set(given: dict[str, str], linger_ms: object, in_flight: object) -> None:
+    with KafkaWriter(KafkaSink.of(BROKER | {"topic": "rides"} | given, VALUES)) as writer:  # librdkafka accepts it, too
+        settings = writer._settings()
+    assert settings["linger.ms"] == linger_ms
+    assert settings.get("max.in.flight.requests.per.connection") == in_flight
+    assert settings["enable.idempotence"]
