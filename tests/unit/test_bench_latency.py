@@ -11,7 +11,7 @@ import pytest
 from bench import latency
 from bench.latency import Comparison, Figures, comparisons
 from bench.latency_load import WINDOW_NS, Load, Spent, WindowEnds, used
-from bench.latency_sides import AT_LEAST_ONCE, CLIENT_PROFILE, FLOOR, LATENCY_PROFILE, REAL_TIME, WINDOWS, Side
+from bench.latency_sides import AT_LEAST_ONCE, FLOOR, REAL_TIME, WINDOWS, Side
 
 
 def wanted(*arguments: str) -> list[str]:
@@ -73,10 +73,6 @@ def test_two_sides_that_are_compared_run_one_program() -> None:
         for theirs in (each.theirs, each.instead):
             if isinstance(theirs, Side):
                 assert theirs.program == each.ours.program, each.name
-
-
-def test_the_profile_of_the_sink_is_that_of_the_bare_loop() -> None:
-    assert {name.removeprefix("kafka."): value for name, value in LATENCY_PROFILE.items()} == CLIENT_PROFILE
 
 
 def test_a_side_that_does_not_keep_up_is_an_error_at_the_usual_rate_and_a_figure_above_it() -> None:
