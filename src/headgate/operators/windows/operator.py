@@ -47,8 +47,9 @@ _FEW_WANTED = 4
 """A group of so many is looked for by its key; if more of them are wanted, all are merged."""
 _NEWEST_PART = 4
 """The part of the memory that the newest values of groups may take."""
-_PAUSE_MS, _PAUSE_MS_OF_A_ROW = 5, 0.02
-"""How long no changes are emitted after some were: at least, and for each row that was merged for them."""
+_PAUSE_MS, _PAUSE_MS_OF_SEARCH, _PAUSE_MS_OF_A_ROW = 2, 5, 0.02
+"""How long no changes are emitted after some were: at least, where these were looked for in the state, and for each row
+that was merged for them."""
 
 
 class WindowAggregate(WindowedAggregate):
@@ -291,7 +292,8 @@ class WindowAggregate(WindowedAggregate):
         else:
             self._flush()
         merged = self._emit_changed(MOST_US, emit)
-        self._emit_again_ms = now_ms + max(_PAUSE_MS, int(_PAUSE_MS_OF_A_ROW * merged))
+        least_ms = _PAUSE_MS_OF_SEARCH if self._newest is None else _PAUSE_MS
+        self._emit_again_ms = now_ms + max(least_ms, int(_PAUSE_MS_OF_A_ROW * merged))
 
     def prepare_snapshot(self, emit: Emit) -> None:
         """In update mode, emit the groups that changed; in complete mode all."""
