@@ -97,9 +97,7 @@ def test_what_is_emitted_at_once_comes_to_what_the_state_has(
 
 
 @given(seed=st.integers(0, 2**31), window=st.sampled_from([*WINDOWS]))
-def test_keys_that_have_one_number_are_told_apart(
-    seed: int, window: str, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_keys_that_have_one_number_stay_apart(seed: int, window: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(newest_groups, "numbers_of", lambda buckets, hashes: (hashes % np.uint64(5)) ^ buckets.view("u8"))
         _run(random.Random(seed), Pair(window, tmp_path_factory.mktemp("state"), 0))
