@@ -39,7 +39,15 @@ without a row, no row that never happens (`tests/machines.py`). The simulator co
 def machines() -> list[type[Machine]]:
     """Return all machines of the package, in the order of its folders."""
     for each in pkgutil.walk_packages(headgate.__path__, "headgate."):
-        if each.name.split(".")[1] in ("checkpoint", "connectors", "coordinator", "microbatch", "runtime", "task"):
+        if each.name.split(".")[1] in (
+            "checkpoint",
+            "connectors",
+            "coordinator",
+            "microbatch",
+            "readers",
+            "runtime",
+            "task",
+        ):
             import_module(each.name)
     found = [each for each in _subclasses(Machine) if each.TRANSITIONS and each.__module__.startswith("headgate.")]
     return sorted(found, key=lambda each: (each.__module__, each.__qualname__))

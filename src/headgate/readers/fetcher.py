@@ -5,8 +5,7 @@ thread never waits for it either, and abandons it (a daemon) when it does not en
 
 While fetches bring little, and nothing else is to be done, the split reader is *lent* to the task's thread, which
 polls it (`SplitReader.poll`), and this thread sleeps: few rows get to the task without a thread between them and it.
-Each mail takes the split reader back, and so does a poll that brings much, or finds that there is more to do than to
-read on. Where much comes, two threads fetch and process at the same time.
+Where much comes, two threads fetch and process at the same time. `headgate.readers.lending` decides it.
 
 Mails go in by `add_splits`, `pause_or_resume`, `read_ahead` and `begin_close`; they are applied between two fetches.
 A fetch that blocks meanwhile is woken by `SplitReader.wake_up`, which should be remembered by a reader that is only
@@ -21,21 +20,21 @@ Follows FLIP-27, "High-level Readers"; FLIP-217 for pausing.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, assert_never
 
 import msgspec
 
 from headgate.errors import ConnectorContractError, HeadgateError, SourceError
 from headgate.event_log import describe
+from headgate.readers import lending
 from headgate.readers.asking import AskedInVain
 from headgate.readers.element_queue import ElementQueue
+from headgate.readers.lending import Lending
 from headgate.source.split import Split
 from headgate.source.split_reader import FetchedBatch, Signal, SplitReader
 
@@ -48,8 +47,6 @@ _REST_AFTER_EMPTY_FETCHES_S = 0.005
 _FEW_ROWS, _FEW_BYTES = 1024, 256 * 1024
 _POLLED_S = 1.0
 """How often a split reader that is lent is polled at least."""
-_SMALL_FETCHES = 8
-"""After so many fetches in a row that brought few rows, and few bytes, a split reader is lent."""
 
 
 class SplitFetcher(Generic[SplitT]):
@@ -93,8 +90,6 @@ class SplitFetcher(Generic[SplitT]):
         self._ahead: dict[str, int] = {}  # how many bytes are enough
         self._full: set[str] = set()  # of those ahead
         self._paused: set[str] = set()  # as the split reader knows, or will know
-        self._small = 0  # fetches in a row that brought little
-        self._was_empty = False  # what was fetched last: a client may only have learnt that there is no more
         self._lock = threading.Lock()
         # Guarded by _lock:
         self._mail_came = threading.Condition(self._lock)
@@ -105,13 +100,13 @@ class SplitFetcher(Generic[SplitT]):
         self._begun: set[str] = set()  # splits that the split reader has
         self._looked_ms: int | None = None  # when the task last called `asked_until`
         self._looked_at: int | None = None  # the fetch that was under way then
-        self._closing = False
+        self._lending = Lending(lends=signal is not None)
         self.is_lent = False
-        """Whether `poll` may be called. Read on the task's thread."""
+        """Whether `poll` may be called, as `_lending` says. Read on the task's thread."""
         self.is_polled = False
         """Whether it was, since it was lent: of what came before that there is no signal. On the task's thread."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self._start()
 
     def add_splits(self, splits: Sequence[SplitT]) -> None:
         """Read these splits too. Does not block."""
@@ -140,15 +135,10 @@ class SplitFetcher(Generic[SplitT]):
 
     def begin_close(self) -> None:
         """Let the thread close the split reader and end. Does not block. On the task's thread."""
-        with self._lock:
-            self._closing, self.is_lent = True, False
-            fetching = self._fetching_since_s is not None
-            self._mail_came.notify_all()
-        if fetching:
-            try:
-                self._split_reader.wake_up()
-            except Exception as error:
-                _log.warning("%s: wake_up failed while closing: %s", self._thread.name, describe(error))
+        try:
+            self._decide(lending.CloseRequested())
+        except Exception as error:
+            _log.warning("%s: wake_up failed while closing: %s", self._thread.name, describe(error))
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the thread's end at most this long, in seconds; return whether it ended."""
@@ -193,7 +183,8 @@ class SplitFetcher(Generic[SplitT]):
         HeadgateError
             The split reader raised; the error has ``split`` and ``position``.
         """
-        self.is_polled = True
+        if not self.is_polled:
+            self._decide(lending.FirstPolled())
         try:
             fetched = self._split_reader.poll()
             for each in fetched or ():
@@ -201,77 +192,113 @@ class SplitFetcher(Generic[SplitT]):
         except BaseException as error:
             described = self._describe(error)
             raise described from described.__cause__
-        with self._lock:
-            if fetched:
+        if fetched:
+            with self._lock:
                 self._fetches += 1
                 self._asked.returned(began_ms=self._looked_ms, splits=len(self._begun), empty=False)
-            if fetched is None or _rows_of(fetched) > _FEW_ROWS or any(each.finished for each in fetched):
-                self.is_lent = False
-                self._mail_came.notify_all()
+        if fetched is None or _rows_of(fetched) > _FEW_ROWS or any(each.finished for each in fetched):
+            self._decide(lending.FetchWanted())
         return fetched or ()
 
     def _send(self, mail: Callable[[], None], *, only_for: str | None = None) -> None:
         with self._lock:
-            self.is_lent = False
             self._mails.append(mail)
-            fetching = self._fetching_since_s is not None
-            if fetching and only_for is not None:  # then the thread is in the fetch, and leaves this set alone
-                fetching = only_for in self._full
-            self._mail_came.notify_all()
-        if fetching:
-            self._split_reader.wake_up()
+            # While the thread is in the fetch it leaves this set alone.
+            actions = self._decided_locked(lending.MailSent(wakes=only_for is None or only_for in self._full))
+        for action in actions:
+            self._carry_out(action)
+
+    def _decide(self, event: lending.Event) -> bool:
+        """Carry out what an event leads to; return whether turns of the thread follow."""
+        with self._lock:
+            actions = self._decided_locked(event)
+        return all(self._carry_out(action) for action in actions)
+
+    def _decided_locked(self, event: lending.Event) -> list[lending.Action]:
+        assert self._lock.locked()
+        actions: list[lending.Action] = self._lending.handle(event, self._looked_ms or 0)
+        self.is_lent, self.is_polled = self._lending.is_lent, self._lending.state == "polled"
+        if lending.WakeThread() in actions:
+            self._wake_locked()
+        return actions
+
+    def _carry_out(self, action: lending.Action) -> bool:
+        match action:
+            case lending.Settle():
+                self._process_mail()
+            case lending.Fetch():
+                self._fetch()
+            case lending.Rest():
+                self._rest()
+            case lending.Sleep():
+                self._sleep()
+            case lending.BeginPolling():
+                assert self._signal is not None
+                self._decide(lending.PollingBegun(self._split_reader.begin_polling(self._signal)))
+            case lending.Lend():
+                self._queue.notify()
+                self._sleep()
+            case lending.EndPolling():
+                self._split_reader.end_polling()
+            case lending.WakeFetch():
+                self._split_reader.wake_up()
+            case lending.WakeThread():
+                pass  # it was, under the lock
+            case lending.Close():
+                return False
+            case _:
+                assert_never(action)
+        return True
+
+    def _start(self) -> None:
+        self._thread.start()
+
+    def _wake_locked(self) -> None:
+        self._mail_came.notify_all()
 
     # From here on: on the fetcher's thread.
 
     def _run(self) -> None:
         try:
             try:
-                while self._process_mail():
-                    if self._readable() and not self._lend():
-                        self._fetch()
+                while self._turn():
+                    pass
             finally:
                 self._split_reader.close()
         except BaseException as error:
             # Whatever it is: an error that stayed in this thread would be a task that waits for ever.
             _log.debug("%s ended by an error", self._thread.name, exc_info=True)
+            self._decide(lending.Broke())
             self._queue.fail(self._describe(error))
 
-    def _lend(self) -> bool:
-        """Let the task's thread call the split reader until something else is to be done; return whether it did."""
-        if self._signal is None or self._small < _SMALL_FETCHES or self._waiting or self._ahead or self._paused:
-            return False
-        self._small = 0
-        if not self._split_reader.begin_polling(self._signal):
-            return False
+    def _turn(self) -> bool:
+        """Do what is next; return False when the split reader is to be closed."""
+        return self._decide(lending.Turn(self._readable(), bool(self._waiting or self._ahead or self._paused)))
+
+    def _sleep(self) -> None:
+        """Sleep until there is a turn to be taken. What is looked at beside rows is looked at in silence, too."""
         with self._lock:
-            self.is_lent, self.is_polled = not (self._mails or self._closing), False
-            self._fetches += 1
-        self._queue.notify()
+            while self._lending.sleeps:
+                if not self._mail_came.wait(_POLLED_S if self.is_lent else None) and self._signal is not None:
+                    self._signal.give()
+
+    def _rest(self) -> None:
         with self._lock:
-            while self.is_lent:
-                if not self._mail_came.wait(_POLLED_S):  # what it looks at beside rows is looked at in silence, too
-                    with contextlib.suppress(BlockingIOError):
-                        os.write(*self._signal)
-        self._split_reader.end_polling()
-        return True
+            if self._lending.state == "resting" and not self._mails:
+                self._mail_came.wait(_REST_AFTER_EMPTY_FETCHES_S)
 
     def _readable(self) -> bool:
         return any(split_id not in self._paused for split_id in self._splits)
 
-    def _process_mail(self) -> bool:
-        """Apply all mails; sleep while there is nothing to read. Return False when it is time to close."""
+    def _process_mail(self) -> None:
+        """Apply all mails, and what follows from them."""
         with self._lock:
-            while not (self._closing or self._mails or self._readable()):
-                self._mail_came.wait()
-            if self._closing:
-                return False
             mails = list(self._mails)
             self._mails.clear()
         for mail in mails:
             mail()
         self._settle()
         self._begin_waiting()
-        return True
 
     def _begin_waiting(self) -> None:
         """Give the split reader the splits that it may read now."""
@@ -337,8 +364,6 @@ class SplitFetcher(Generic[SplitT]):
 
     def _fetch(self) -> None:
         with self._lock:
-            if self._closing or self._mails:
-                return
             self._fetching_since_s = time.monotonic()
             self._fetches += 1
             began_ms = self._looked_ms
@@ -351,18 +376,11 @@ class SplitFetcher(Generic[SplitT]):
         for each in fetched:
             self._note(each)
             if not self._queue.put(each):
-                return
+                break
         with self._lock:
             if fetched or not self._mails:  # else it was woken up, and has not asked
                 self._asked.returned(began_ms=began_ms, splits=asked, empty=not fetched)
-        if fetched:
-            self._small = self._small + 1 if _is_little(fetched) else 0
-        self._begin_waiting()
-        if not fetched and self._was_empty:
-            with self._lock:
-                if not (self._closing or self._mails):
-                    self._mail_came.wait(_REST_AFTER_EMPTY_FETCHES_S)
-        self._was_empty = not fetched
+        self._decide(lending.Fetched(empty=not fetched, little=_is_little(fetched)))
 
     def _note(self, fetched: FetchedBatch[SplitT]) -> None:
         split_id = fetched.split.split_id

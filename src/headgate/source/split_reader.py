@@ -10,6 +10,8 @@ Follows FLIP-27, "High-level Readers"; FLIP-217 for `pause_or_resume_splits`.
 
 from __future__ import annotations
 
+import contextlib
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, TypeVar
@@ -62,6 +64,11 @@ class Signal(NamedTuple):
 
     fd: int
     byte: bytes
+
+    def give(self) -> None:
+        """Write it."""
+        with contextlib.suppress(BlockingIOError):
+            os.write(self.fd, self.byte)
 
 
 class SplitReader(ABC, Generic[SplitT]):
