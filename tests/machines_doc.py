@@ -16,6 +16,7 @@ from pathlib import Path
 import headgate
 from headgate.machine import Machine, Row, steps_of, table_of
 
+FOLDERS = ("checkpoint", "connectors", "coordinator", "microbatch", "readers", "runtime", "task")
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs/machines.md"
 
 OPENING = """# The state machines

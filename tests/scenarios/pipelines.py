@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from headgate.simulation.scenario import Fault, MoreFaults, Scenario
+from headgate.simulation.fault_kinds import Fault, MoreFaults
+from headgate.simulation.scenario import Scenario
 from headgate.simulation.topic import SourceScript, TopicSplit
 
 HELD_MS = 15_000

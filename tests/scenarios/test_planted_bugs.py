@@ -29,7 +29,8 @@ from headgate.coordinator.job.slot_streams import SlotStreams
 from headgate.coordinator.sources.source_coordinator import SourceCoordinator
 from headgate.protocol import messages as msg
 from headgate.protocol.messages import Envelope, SubtaskId
-from headgate.simulation.scenario import ConnectionFaults, Scenario
+from headgate.simulation.fault_kinds import ConnectionFaults
+from headgate.simulation.scenario import Scenario
 from headgate.source.enumerator import SplitEnumerator
 from headgate.task import subtask as st
 from headgate.task.subtask import SubtaskMachine

@@ -20,9 +20,10 @@ from headgate.coordinator.job.job_plan import JobPlan
 from headgate.protocol.channels import Buffer, ProducerActive, ProducerIdle, WatermarkPassed
 from headgate.runtime import execution
 from headgate.runtime.channel_recovery_thread import Recovery
+from headgate.simulation.fault_kinds import MoreFaults
 from headgate.simulation.running import simulate
-from headgate.simulation.scenario import PHASE_MS, MoreFaults, Scenario
-from headgate.simulation.scripted_query import ScriptedWriter
+from headgate.simulation.scenario import PHASE_MS, Scenario
+from headgate.simulation.scripted_sink import ScriptedWriter
 from headgate.simulation.topic import SourceScript
 from headgate.source.watermark import MAX_WATERMARK_MS
 from headgate.task.exchange import channel_recovery as cr
@@ -262,7 +263,7 @@ def test_a_final_watermark_that_passes_idle_producers_is_found(monkeypatch: pyte
     monkeypatch.setattr(WatermarkValve, "_votes", passing)
     first_found(f"late: .*after {MAX_WATERMARK_MS}", 21, {InputGate: Unchecked}, of=in_time)
     monkeypatch.setattr(WatermarkValve, "_votes", passing_together)
-    first_found(f"late: .*after {MAX_WATERMARK_MS}", 1855, {InputGate: Unchecked}, of=in_time)
+    first_found(f"late: .*after {MAX_WATERMARK_MS}", 509, {InputGate: Unchecked}, of=in_time)
 
 
 class IdleOneByOne(InputGate):
@@ -444,4 +445,4 @@ class TakesBarriersForRows(ResultPartition):
 
 
 def test_a_barrier_that_waits_for_a_slow_operator_is_found() -> None:
-    first_found(SLOW, 11, {ResultPartition: TakesBarriersForRows}, of=keyed)
+    first_found(SLOW, 21, {ResultPartition: TakesBarriersForRows}, of=keyed)

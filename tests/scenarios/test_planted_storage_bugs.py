@@ -22,8 +22,9 @@ from headgate.errors import StoredStateError
 from headgate.protocol import messages as msg
 from headgate.protocol.state import FileState, KeyedState, StateHandle
 from headgate.runtime.subtask import Subtask
+from headgate.simulation.fault_kinds import Fault, FaultKind, StorageFaults, UserFaults
 from headgate.simulation.running import simulate
-from headgate.simulation.scenario import Fault, FaultKind, Scenario, StorageFaults, UserFaults
+from headgate.simulation.scenario import Scenario
 from tests.scenarios.planted import first_found
 
 
@@ -154,7 +155,7 @@ class LeavesSavepoints(CheckpointCoordinator):
 def test_a_savepoint_that_is_there_though_it_was_reported_as_failed_is_found() -> None:
     first_found(
         "reported as failed, and is",
-        19,
+        6,
         {CheckpointCoordinator: LeavesSavepoints},
         change=SAVED,
     )

@@ -11,8 +11,9 @@ import pytest
 from headgate.coordinator.job.job_events import FromSource
 from headgate.coordinator.sources.source_events import EnumeratorFailed
 from headgate.simulation.coverage import Coverage
+from headgate.simulation.fault_kinds import Fault, FaultKind
 from headgate.simulation.running import Outcome, simulate, simulate_many
-from headgate.simulation.scenario import Fault, FaultKind, Scenario
+from headgate.simulation.scenario import Scenario
 from tests import search
 from tests.seeds import FAILED
 

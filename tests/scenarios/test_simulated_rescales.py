@@ -9,9 +9,10 @@ import pytest
 from headgate.operators.exchange import ExchangeKind
 from headgate.runtime.channel_recovery_thread import Recovery
 from headgate.runtime.input_exchanges import InputExchanges
+from headgate.simulation.fault_kinds import Fault, FaultKind
 from headgate.simulation.invariants import Invariants
 from headgate.simulation.running import simulate
-from headgate.simulation.scenario import Fault, FaultKind, Scenario, Switches
+from headgate.simulation.scenario import Scenario, Switches
 from headgate.simulation.slot_process import SlotProcess
 from tests.scenarios.pipelines import HELD_MS, pipeline, rescales, source
 

@@ -48,7 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "microbatch": {"source", "expressions", "task"},
     "monitor": {"source", "protocol", "coordinator"},  # of that the status, which is made for people
     "simulation": {
-        "source", "sink", "assigners", "enumerators", "protocol", "state", "operators", "task", "checkpoint",
+        "source", "sink", "readers", "assigners", "enumerators", "protocol", "state", "operators", "task", "checkpoint",
         "coordinator", "graph", "transport", "runtime", "driver", "connectors",
     },
     "testing": {"source", "readers", "connectors", "formats", "task"},

@@ -54,7 +54,7 @@ class Mailbox:
         self._now_ms = now_ms
         self._timers: list[tuple[int, int, Mail]] = []  # on the task's thread only: (due, number, mail)
         self._timer_count = 0
-        self._pipe: _Pipe | None = None
+        self._pipe: Pipe | None = None
         self.on_ready: Callable[[], None] = lambda: None
         """Called on the task's thread when the signal was given."""
         self._lock = threading.Lock()
@@ -113,14 +113,20 @@ class Mailbox:
 
     def wait(self) -> None:
         """Wait until there is a mail, the signal is given or a timer is due; called on the task's thread."""
-        due_ms = self.due_ms()
-        timeout_ms = None if due_ms is None else max(0, due_ms - self._now_ms())
-        pipe = self._made_pipe()
+        timers = self._timers
+        timeout_ms = max(0, timers[0][0] - self._now_ms()) if timers else None
+        pipe = self._pipe or self._made_pipe()
+        if self.begin_wait():
+            self.end_wait(pipe.wait(timeout_ms))
+
+    def begin_wait(self) -> bool:
+        """Have the next mail write into the pipe, unless there is one; return whether there is none."""
         with self._lock:
-            if self._mails:
-                return
-            self._waits = True
-        written = pipe.wait(timeout_ms)
+            self._waits = not self._mails
+            return self._waits
+
+    def end_wait(self, written: bytes) -> None:
+        """Take note of what was written into the pipe; nothing: it was waited for long enough."""
         self._waits = False  # a mail that was posted meanwhile wrote a byte for nothing
         if _READY in written:
             self.on_ready()
@@ -144,13 +150,13 @@ class Mailbox:
             _discard(mail)
         self._timers.clear()
 
-    def _made_pipe(self) -> _Pipe:
-        if self._pipe is None:  # one whose owner never waits, as a simulator's, needs none
-            self._pipe = _Pipe()
+    def _made_pipe(self) -> Pipe:
+        if self._pipe is None:  # one whose owner never waits needs none
+            self._pipe = Pipe()
         return self._pipe
 
 
-class _Pipe:
+class Pipe:
     """Both ends of a pipe, neither of which blocks."""
 
     def __init__(self) -> None:

@@ -34,11 +34,13 @@ from headgate.simulation.clockwork import Clockwork, Process
 from headgate.simulation.data_network import DataNetwork
 from headgate.simulation.driver_process import DriverProcess
 from headgate.simulation.durable import Row, Storage, Table
+from headgate.simulation.fault_kinds import Fault
 from headgate.simulation.invariants import Invariants
 from headgate.simulation.network import Connection, Network
-from headgate.simulation.scenario import Fault, Scenario
-from headgate.simulation.scripted_query import ScriptedSink, definition_of
+from headgate.simulation.scenario import Scenario
+from headgate.simulation.scripted_query import definition_of
 from headgate.simulation.scripted_reader import ScriptedReader
+from headgate.simulation.scripted_sink import ScriptedSink
 from headgate.simulation.scripted_source import SOURCES
 from headgate.simulation.slot_process import SlotProcess
 from headgate.simulation.snapshot_times import SnapshotTimes

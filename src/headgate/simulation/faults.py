@@ -16,11 +16,12 @@ from headgate.protocol.messages import CheckpointKind
 from headgate.simulation.cluster import Cluster
 from headgate.simulation.data_network import LINK_PATIENCE_MS
 from headgate.simulation.driver_process import DriverProcess
-from headgate.simulation.scenario import (
+from headgate.simulation.fault_kinds import (
     ConnectionFaults,
     Fault,
     FaultKind,
     MoreFaults,
+    SinkFaults,
     StorageFaults,
     UserFaults,
 )
@@ -150,6 +151,11 @@ def _drawn_apart(cluster: Cluster, driver: DriverProcess, fault: Fault) -> bool:
             return _one_more(cluster, driver, fault, fault.kind)
         case StorageFaults():
             return _on_storage(cluster, fault, fault.kind)
+        case SinkFaults():
+            alive = [slot for slot in cluster.slots if slot.alive]
+            if alive:
+                _picked(alive, fault).lose_rows()
+            return bool(alive)
         case ConnectionFaults():
             return _on_connection(cluster, fault)
         case UserFaults.DELETE:

@@ -69,6 +69,12 @@ class Surroundings(Protocol):
     def declines(self) -> bool:
         """Return whether the snapshot that is being taken fails."""
 
+    def loses_rows(self) -> bool:
+        """Return whether the rows that are being sent are lost."""
+
+    def leaves_a_row(self) -> bool:
+        """Return whether there is no room for the last of the rows that are being sent."""
+
     def snapshot_ms(self) -> int:
         """Return how long it takes until the rows of a snapshot are safe."""
 

@@ -101,12 +101,17 @@ class SlotProcess(SlotOfSubtasks):
         self.crash_in = None
         self.fail_uploads = 0
         for each in self.subtasks.values():
-            each.decline_next = each.fail_at_snapshot = False
+            each.decline_next = each.fail_at_snapshot = each.lose_next = False
 
     def decline(self, *, fail: bool) -> None:
         """Let the next snapshot fail, and perhaps the subtask after it."""
         for each in self.subtasks.values():
             each.decline_next, each.fail_at_snapshot = True, fail
+
+    def lose_rows(self) -> None:
+        """Let brokers not take the next rows."""
+        for each in self.subtasks.values():
+            each.lose_next = True
 
     def fail(self, pick: int) -> None:
         """Let a user's function raise, and something else a little later."""

@@ -6,6 +6,7 @@ connectors write around it.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -13,18 +14,19 @@ import pyarrow as pa
 
 from headgate.protocol import messages as msg
 from headgate.protocol.operator_context import OperatorContext
+from headgate.runtime import execution as runtime
 from headgate.runtime.execution_context import SlotPlace, SlotServices
-from headgate.runtime.mailbox import Mail, Mailbox
+from headgate.runtime.mailbox import Mail, Mailbox, Pipe
 from headgate.runtime.subtask import Subtask
 from headgate.simulation.clockwork import Process
 from headgate.simulation.durable import Row
 from headgate.simulation.memory import check_memory
-from headgate.simulation.scripted_query import ScriptedWriter
 from headgate.simulation.scripted_reader import Restored, ScriptedReader
+from headgate.simulation.scripted_sink import ScriptedWriter
 from headgate.simulation.scripted_source import ScriptedSource
 from headgate.simulation.slot_services import FAULT, SlotStorage
 from headgate.simulation.world import World
-from headgate.source import Signal, SourceReaderContext
+from headgate.source import SourceReaderContext
 from headgate.source.watermark import MAX_WATERMARK_MS
 from headgate.task.exchange.input_gate import InputGate
 from headgate.task.reader_output import Downstream, StreamingOutput
@@ -52,22 +54,32 @@ class SlotOfSubtasks(Process):
         raise NotImplementedError
 
 
+class SimulatedPipe(Pipe):
+    """A pipe whose owner is woken by the cluster's clock."""
+
+    write_end = -1
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._written = b""
+
+    def write(self, byte: bytes) -> None:
+        """Write a byte, and have the owner look."""
+        self._written += byte
+        self._wake()
+
+    def wait(self, timeout_ms: int | None) -> bytes:
+        """Return what was written, at once."""
+        written, self._written = self._written, b""
+        return written
+
+
 class SimulatedMailbox(Mailbox):
-    """A mailbox whose owner is woken by the cluster's clock."""
+    """A mailbox whose owner is woken by the cluster's clock, by what is written into its pipe alone."""
 
     def __init__(self, now_ms: Callable[[], int], wake: Callable[[], None]) -> None:
         super().__init__(now_ms)
-        self._wake = wake
-
-    def post(self, message: Mail) -> None:
-        """Queue a message, and have its owner look."""
-        super().post(message)
-        self._wake()
-
-    @property
-    def signal(self) -> Signal:
-        """A signal that nobody gives: readers of a simulation have no clients."""
-        return Signal(-1, b"")
+        self._pipe = self.pipe = SimulatedPipe(wake)
 
 
 class Execution:
@@ -153,12 +165,14 @@ class SubtaskProcess:
             self.mailbox, self.now_ms, self._post, self._on_ended, slot.storage.read_state,
         )  # fmt: skip
         self.execution: Execution | None = None
+        self._delivery = random.Random(f"delivery {cluster.scenario.seed} {slot.name} {stage}")
         self._turn_ms: int | None = None  # when its next turn is
         self._armed_ms: set[int] = set()  # when the clock has it look
         self._busy_until_ms = 0
         self._is_in_turn = self._has_started = False
+        self._waits = self.mailbox.begin_wait()
         self._worked_ms = 0.0  # in this turn
-        self.decline_next = self.fail_at_snapshot = False
+        self.decline_next = self.fail_at_snapshot = self.lose_next = False
         inputs = cluster.definition.graph.stages[stage].inputs
         self._always_aligned = {uid for uid, exchange in inputs.items() if not exchange.supports_unaligned}
         sources = cluster.definition.graph.stages[stage].sources
@@ -233,6 +247,7 @@ class SubtaskProcess:
         if self._turn_ms is None or at_ms < self._turn_ms or self._slot.has_exited:
             return
         self._turn_ms = None
+        self._wake_up()
         self.count_quiet()
         self._cluster.acting, self._is_in_turn, self._worked_ms = self, True, 0.0
         try:
@@ -243,10 +258,20 @@ class SubtaskProcess:
         self._busy_until_ms = self._clock.now_ms + round(self._worked_ms)
         self._cluster.longest_turn_ms = max(self._cluster.longest_turn_ms, self._worked_ms)
         self._look()
-        if busy or self.mailbox.has_mail:
+        self._waits = not busy and self.mailbox.begin_wait()
+        if not self._waits:
             self._arm(self._clock.now_ms)
         elif (due_ms := self.mailbox.due_ms()) is not None:
             self._arm(max(due_ms, self._clock.now_ms))
+
+    def _wake_up(self) -> None:
+        """Take what is in the pipe: without it there is no mail that came while the subtask waited."""
+        if not self._waits:
+            self.mailbox.look()
+            return
+        written = self.mailbox.pipe.wait(0)
+        assert written or not self.mailbox.has_mail, f"a mail did not wake subtask {self.slot}, which waits"
+        self.mailbox.end_wait(written)
 
     # What its query opens, and what surrounds it (`Surroundings`, `Machine`).
 
@@ -266,7 +291,7 @@ class SubtaskProcess:
         """Make the sink's writer of the subtask."""
         execution, slot = self._opened(), self._slot
         name = f"r{slot.run}-s{slot.slot}-a{slot.attempt}-e{execution.number}"
-        return ScriptedWriter(name, self)
+        return ScriptedWriter(name, context, self)
 
     def now_ms(self) -> int:
         """See `Surroundings`."""
@@ -394,6 +419,15 @@ class SubtaskProcess:
             self._clock.after(1, self._slot, self.fail)
         return declines
 
+    def loses_rows(self) -> bool:
+        """See `Surroundings`."""
+        loses, self.lose_next = self.lose_next, False
+        return loses
+
+    def leaves_a_row(self) -> bool:
+        """See `Surroundings`."""
+        return self._delivery.random() < 0.1
+
     def snapshot_ms(self) -> int:
         """See `Surroundings`."""
         return self.choose.choice((1, 10, 60, 60 if self._cluster.calm else 350))
@@ -417,7 +451,7 @@ class SubtaskProcess:
         execution, running = self.execution, self.subtask.execution
         if execution is not None and self._counts_quiet and self._counted_ms != self._clock.now_ms:
             self._counted_ms = self._clock.now_ms
-            has_room = running is None or running.has_room
+            has_room = running is None or _has_room(running)
             for reader in execution.readers.values():
                 reader.count_quiet(has_room)
 
@@ -451,6 +485,13 @@ class SubtaskProcess:
                 output._downstream = _Tap(execution, execution.readers[uid], output, output._downstream)
         for uid, output in outputs.items():
             self._cluster.looked(execution.readers[uid], output)
+
+
+def _has_room(running: runtime.Execution) -> bool:
+    try:
+        return running.has_room
+    except OSError:  # its sink is broken, of which it has not heard
+        return False
 
 
 def _raise() -> None:

@@ -18,8 +18,9 @@ from headgate.protocol.messages import CheckpointKind, Envelope, ErrorReport, Su
 from headgate.simulation.clockwork import Clockwork, Process
 from headgate.simulation.data_network import DataNetwork
 from headgate.simulation.durable import Row, Storage, Table
+from headgate.simulation.fault_kinds import Fault
 from headgate.simulation.network import Connection
-from headgate.simulation.scenario import Fault, Scenario
+from headgate.simulation.scenario import Scenario
 from headgate.simulation.scripted_reader import ScriptedReader
 from headgate.simulation.scripted_source import ScriptedSource
 from headgate.simulation.topic import Topic

@@ -16,16 +16,16 @@ from headgate.runtime.subtask import Subtask
 from headgate.simulation import scripted_source
 from headgate.simulation.__main__ import main
 from headgate.simulation.coverage import MACHINES, Coverage
-from headgate.simulation.running import shrink, simulate, simulate_many, trace_of
-from headgate.simulation.scenario import (
-    PHASE_MS,
+from headgate.simulation.fault_kinds import (
     ConnectionFaults,
     FaultKind,
     MoreFaults,
-    Scenario,
+    SinkFaults,
     StorageFaults,
     UserFaults,
 )
+from headgate.simulation.running import shrink, simulate, simulate_many, trace_of
+from headgate.simulation.scenario import PHASE_MS, Scenario
 from headgate.simulation.topic import Kind
 from headgate.task.slot import SlotMachine
 
@@ -62,7 +62,7 @@ def test_seeds_meet_all_that_there_is() -> None:
     assert {each.first_exchange for each in scenarios} == {None, *get_args(ExchangeKind)}
     assert {each.second_exchange for each in scenarios} == {None, *get_args(ExchangeKind)}
     kinds = {fault.kind for each in scenarios for fault in each.faults}
-    assert kinds == {*FaultKind, *MoreFaults, *StorageFaults, *ConnectionFaults, *UserFaults}
+    assert kinds == {*FaultKind, *MoreFaults, *StorageFaults, *ConnectionFaults, *UserFaults, *SinkFaults}
     assert len({switches for each in scenarios for switches in each.switches}) == 3
     assert {(each.in_time, each.holds) for each in scenarios} == {(False, False), (True, False), (True, True)}
     assert {each.phase_ms for each in scenarios} == {round(pace * PHASE_MS) for pace in (0.2, 0.3, 0.4, 0.5, 0.7, 1)}

@@ -1,0 +1,164 @@
+"""Bugs in the short way of few rows, planted one at a time: in who is woken, what is written at once, what comes first.
+
+Some seed finds each.
+
+A bug is a subclass or a changed method of production, in this file only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from headgate.futures import done_with
+from headgate.protocol.state import OperatorState, SplitState
+from headgate.runtime.few_rows import FewRows, Rows
+from headgate.runtime.mailbox import Mailbox
+from headgate.runtime.snapshots import Snapshots
+from headgate.runtime.source_input import SourceInput
+from headgate.simulation.scripted_sink import ScriptedSender
+from headgate.sink.broker_sink import AtLeastOnceWriter
+from headgate.sink.writer_thread import WriterThread
+from headgate.source import InputStatus
+from headgate.task.task_loop import TaskLoop
+from tests.scenarios.planted import first_found
+
+LOST = r": \d+ rows of \S+ are missing|lost: "
+TWICE = r"holds rows of \S+ twice|-\d+ rows of \S+ are missing"
+
+
+# A mail, or a signal, that does not wake a subtask that waits.
+
+
+def test_a_mail_that_comes_before_the_wait_and_does_not_end_it_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was posted since the mail was answered is not looked for again, under the lock."""
+
+    def begin_wait(mailbox: Mailbox) -> bool:
+        mailbox._waits = True
+        return True
+
+    monkeypatch.setattr(Mailbox, "begin_wait", begin_wait)
+    first_found("a mail did not wake", 0)
+
+
+class HearsItOnce(SourceInput):
+    """A reader that has something again is not polled again: only its first future is waited for."""
+
+    def _wait(self) -> None:
+        if self._available is None:
+            super()._wait()
+
+
+def test_a_reader_that_is_not_polled_though_it_has_something_is_found() -> None:
+    first_found("no end after", 0, {SourceInput: HearsItOnce})
+
+
+# What the sink writes at once.
+
+
+class FlushesOnlyItsThread(AtLeastOnceWriter):
+    """A barrier does not wait for rows that were sent at once, and an error of their delivery is lost with them."""
+
+    def prepare_commit(self, checkpoint_id: int, *, final: bool) -> Future[OperatorState]:
+        if self._thread.is_idle:
+            return done_with(OperatorState())
+        return super().prepare_commit(checkpoint_id, final=final)
+
+
+class HidesWhatBecame(AtLeastOnceWriter):
+    """Rows are sent at once, whatever was reported of those before: the report is gone then."""
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        try:
+            super().write(batch)
+        except OSError:
+            assert isinstance(self._sender, ScriptedSender)
+            self._sender._has_lost = False
+
+
+class LeavesTheRest(AtLeastOnceWriter):
+    """What there is no room for at once is not left to the thread."""
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        if self._thread.is_idle:
+            self._raise_failure()
+            self._thread.begin()
+            self._sender.write_now(batch)
+        else:
+            super().write(batch)
+
+
+class NeverBusy(WriterThread):
+    """Rows are sent at once, though others, or a barrier's flush, wait for the thread."""
+
+    is_idle = True  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("bug", "seed", "what"),
+    [
+        (FlushesOnlyItsThread, 0, LOST),
+        (HidesWhatBecame, 15, LOST),
+        (LeavesTheRest, 0, LOST),
+        (NeverBusy, 0, TWICE),
+    ],
+)
+def test_rows_that_are_written_at_once_and_lost_or_too_early_are_found(bug: type, seed: int, what: str) -> None:
+    first_found(what, seed, {bug.__base__: bug})
+
+
+# What comes first.
+
+
+class ReadsWhileASnapshotIsDue(TaskLoop):
+    """The short way is taken whether a snapshot is due or not: its rows are read before the barrier, or after it."""
+
+    TRANSITIONS = TaskLoop.TRANSITIONS
+
+    @property
+    def reads_on(self) -> str | None:
+        return self._among_others() if self._base == "reading" else None
+
+    def _among_others(self) -> str | None:
+        ready = [source for source, status in self._statuses.items() if status is InputStatus.MORE_AVAILABLE]
+        return ready[0] if len(ready) == 1 and ready[0] not in self._paused else None
+
+
+def test_rows_that_are_read_the_short_way_while_a_snapshot_is_due_are_found() -> None:
+    first_found("is snapshot due and cannot take SourcePolled", 0, {TaskLoop: ReadsWhileASnapshotIsDue})
+
+
+class ReadsOnAfterItsPosition(SourceInput):
+    """What comes while a snapshot is taken goes the short way at once: its rows overtake the barrier."""
+
+    def snapshot(self, checkpoint_id: int, snapshots: Snapshots) -> Future[tuple[SplitState, ...]]:
+        found = super().snapshot(checkpoint_id, snapshots)
+        if self.status is InputStatus.MORE_AVAILABLE and not self.output.ended:
+            self.poll(self._context.now_ms())
+            self._chain.process_few()
+        return found
+
+
+def test_few_rows_that_overtake_a_barrier_are_found() -> None:
+    first_found(TWICE, 0, {SourceInput: ReadsOnAfterItsPosition})
+
+
+class KeepsTheLast(FewRows):
+    """Rows wait for more of them, so that calls are fewer: barriers pass them."""
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self._kept: Callable[[], list[Rows]] = list
+
+    def take(self, source: str, batch: pa.RecordBatch, split: str, now_ms: float) -> list[Rows]:
+        before, take = self._kept, super().take
+        self._kept = lambda: take(source, batch, split, now_ms)
+        return before()
+
+
+def test_few_rows_that_a_barrier_overtakes_are_found() -> None:
+    first_found(LOST, 0, {FewRows: KeepsTheLast})
