@@ -10,20 +10,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pyarrow as pa
 import pytest
 
 from headgate.futures import done_with
 from headgate.protocol.state import OperatorState, SplitState
+from headgate.readers import SourceReaderBase, lending
+from headgate.readers.element_queue import ElementQueue
+from headgate.readers.lending import Lending
 from headgate.runtime.few_rows import FewRows, Rows
 from headgate.runtime.mailbox import Mailbox
 from headgate.runtime.snapshots import Snapshots
 from headgate.runtime.source_input import SourceInput
+from headgate.simulation.scenario import Scenario
 from headgate.simulation.scripted_sink import ScriptedSender
 from headgate.sink.broker_sink import AtLeastOnceWriter
 from headgate.sink.writer_thread import WriterThread
-from headgate.source import InputStatus
+from headgate.source import InputStatus, ReaderOutput
 from headgate.task.task_loop import TaskLoop
 from tests.scenarios.planted import first_found
 
@@ -55,6 +60,99 @@ class HearsItOnce(SourceInput):
 
 def test_a_reader_that_is_not_polled_though_it_has_something_is_found() -> None:
     first_found("no end after", 0, {SourceInput: HearsItOnce})
+
+
+def fetches(scenario: Scenario) -> bool:
+    """Return whether readers have a fetcher, which lends its split reader."""
+    return any(source.fetches for source in scenario.sources)
+
+
+def test_rows_of_which_a_lent_split_reader_gave_no_signal_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What came between the last fetch and the first poll is not looked for."""
+    monkeypatch.setattr(SourceReaderBase, "available", lambda reader: reader._queue.available())
+    first_found("no signal of rows", 79, of=fetches)
+
+
+class ForgetsToNotify(ElementQueue[Any]):
+    """The task does not learn that it may poll."""
+
+    def notify(self) -> None:
+        pass
+
+
+def test_a_split_reader_that_is_lent_to_nobody_is_found() -> None:
+    first_found("no signal of rows", 11, {ElementQueue: ForgetsToNotify}, of=fetches)
+
+
+class KeepsTheThreadAsleep(Lending):
+    """A mail does not take back what is lent: splits wait that nobody reads."""
+
+    TRANSITIONS = Lending.TRANSITIONS
+
+    def _on_mail_sent(self, event: lending.MailSent, now_ms: int) -> list[lending.Action]:
+        return [] if self.is_lent else super()._on_mail_sent(event, now_ms)
+
+
+class WakesNobody(Lending):
+    """A mail takes it back, and the fetcher's thread sleeps on."""
+
+    TRANSITIONS = Lending.TRANSITIONS
+
+    def _on_mail_sent(self, event: lending.MailSent, now_ms: int) -> list[lending.Action]:
+        return [each for each in super()._on_mail_sent(event, now_ms) if not isinstance(each, lending.WakeThread)]
+
+
+class LendsWhatIsPaused(Lending):
+    """A split reader is lent though there is more to do than to read on."""
+
+    TRANSITIONS = Lending.TRANSITIONS
+
+    def _on_turn(self, event: lending.Turn, now_ms: int) -> list[lending.Action]:
+        return super()._on_turn(lending.Turn(event.readable, undone=False), now_ms)
+
+
+class NeverTakenBack(Lending):
+    """It is read on by the fetcher's thread while the client still gives signals for the task's."""
+
+    TRANSITIONS = Lending.TRANSITIONS
+
+    def _on_turn(self, event: lending.Turn, now_ms: int) -> list[lending.Action]:
+        return [each for each in super()._on_turn(event, now_ms) if not isinstance(each, lending.EndPolling)]
+
+
+@pytest.mark.parametrize(
+    ("bug", "seed", "what"),
+    [
+        (KeepsTheThreadAsleep, 48, f"no end after|{LOST}"),
+        (WakesNobody, 7, "no end after"),
+        (LendsWhatIsPaused, 48, f"{LOST}|order: |copies: "),
+        (NeverTakenBack, 3, "a split reader that is polled is to"),
+    ],
+)
+def test_a_split_reader_in_the_wrong_hands_is_found(bug: type[Lending], seed: int, what: str) -> None:
+    first_found(what, seed, {Lending: bug}, of=fetches)
+
+
+def test_a_position_that_moves_before_rows_are_emitted_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a poll brought is emitted by the next one: its split is after it already."""
+    kept: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
+
+    def poll_lent(reader: Any, output: ReaderOutput) -> bool:
+        before = kept.pop(reader, [])
+        for fetcher in reader._fetchers.values():
+            if fetcher.is_lent and not reader._queue.has_ready():
+                fetched = kept[reader] = list(fetcher.poll())
+                for each in fetched:
+                    reader._splits[each.split.split_id] = each.split
+        for each in before:
+            newest = reader._splits[each.split.split_id]
+            reader._emit(each, output)
+            if not each.finished:
+                reader._splits[each.split.split_id] = newest
+        return bool(before)
+
+    monkeypatch.setattr(SourceReaderBase, "_poll_lent", poll_lent)
+    first_found(LOST, 6, of=fetches)
 
 
 # What the sink writes at once.

@@ -268,8 +268,11 @@ class SplitFetcher(Generic[SplitT]):
         except BaseException as error:
             # Whatever it is: an error that stayed in this thread would be a task that waits for ever.
             _log.debug("%s ended by an error", self._thread.name, exc_info=True)
-            self._decide(lending.Broke())
-            self._queue.fail(self._describe(error))
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        self._decide(lending.Broke())
+        self._queue.fail(self._describe(error))
 
     def _turn(self) -> bool:
         """Do what is next; return False when the split reader is to be closed."""

@@ -16,6 +16,7 @@ from headgate.coordinator.slots.slots import SlotAttempts
 from headgate.coordinator.sources.reader_machine import ReaderMachine
 from headgate.coordinator.sources.source_coordinator import SourceCoordinator
 from headgate.machine import Machine, steps_of
+from headgate.readers.lending import Lending
 from headgate.task.exchange.barrier_handler import BarrierHandler
 from headgate.task.exchange.channel_recovery import ChannelRecovery
 from headgate.task.exchange.consumer_queue import ConsumerQueue
@@ -34,7 +35,7 @@ Pair = tuple[str, str]
 MACHINES: tuple[type[Machine], ...] = (
     SlotMachine, SubtaskMachine, SlotAttempts, Scheduler, CheckpointCoordinator, SourceCoordinator, ReaderMachine,
     TaskLoop, InputGate, GateChannel, GateRecovery, BarrierHandler, WatermarkValve, ResultPartition, ConsumerQueue,
-    ChannelRecovery,
+    ChannelRecovery, Lending,
 )  # fmt: skip
 """Those that are watched."""
 
@@ -89,6 +90,13 @@ _NOT_IN_A_CLUSTER: tuple[tuple[str, tuple[str, ...], tuple[str, ...], str], ...]
         ("ProducerIdle", "WatermarkPassed"),
         "a producer is idle once, and says that it is active before it sends a watermark",
     ),
+    (
+        "Lending",
+        ("resting", "settled", "sleeping", "asking", "recalled", "lent", "polled", "taken back", "closed"),
+        ("Broke",),
+        "clients fail while they fetch",
+    ),
+    ("Lending", ("closing", "closed"), ("MailSent",), "a reader that is closed wants nothing any more"),
 )
 
 

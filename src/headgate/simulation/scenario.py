@@ -174,6 +174,7 @@ class Scenario(msgspec.Struct, frozen=True):
             ._with_time_for_barriers()
             ._with_slow_reading()
             ._with_pace()
+            ._with_fetchers()
         )
 
     @classmethod
@@ -524,6 +525,14 @@ class Scenario(msgspec.Struct, frozen=True):
             neighbour = msgspec.structs.replace(neighbour, begins_ms=begins_ms, ends_ms=ends_ms)
         changed = msgspec.structs.replace(self, sources=sources, neighbour=neighbour, phase_ms=sooner(PHASE_MS))
         return changed.with_faults(faults)
+
+    def _with_fetchers(self) -> Scenario:
+        """Return the same with readers of production's, if the seed wants them and they can pause splits."""
+        draw = random.Random(f"fetchers {self.seed}")
+        if draw.random() < 0.5 or not all(each.pauses_splits and not each.in_turn for each in self.sources):
+            return self
+        sources = tuple(msgspec.structs.replace(each, fetches=draw.random() < 0.8) for each in self.sources)
+        return msgspec.structs.replace(self, sources=sources)
 
     def switches_of(self, run: int) -> Switches:
         """Return the options of a run, counted from 1."""

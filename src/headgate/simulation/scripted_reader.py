@@ -17,11 +17,11 @@ import pyarrow as pa
 
 from headgate.simulation.durable import Row
 from headgate.simulation.scripted_source import Nudge, ScriptedSource
-from headgate.simulation.topic import SCHEMA
+from headgate.simulation.topic import SCHEMA, Topic
 from headgate.source import InputStatus, ReaderOutput, SourceEvent, SourceReader, SourceReaderContext
 
-_POLL_MS = 25
-_HURRIED_POLL_MS = 10
+POLL_MS = 25
+HURRIED_POLL_MS = 10
 _HURRIED_BATCHES = 6
 """How many times as much is read at a time in a hurry, except by who is aligned."""
 _IN_VAIN = 0.1
@@ -191,6 +191,12 @@ class ScriptedReader(SourceReader[Any]):
             highest_ms = max(times_ms) - strategy.max_out_of_orderness_ms
             self.highest_ms[split_id] = max(highest_ms, self.highest_ms.get(split_id, highest_ms))
 
+    def note_batch(self, split_id: str, batch: pa.RecordBatch) -> None:
+        """Note that rows of a split are emitted."""
+        if self._topic.script.strategy is not None:
+            self.note_times(split_id, batch.column(0).cast(pa.int64()).to_pylist())
+        self.quiet_ms[split_id] = 0
+
     def start(self) -> None:
         """Ask for a split, and greet the enumerator, at times."""
         if self._choose.random() < 0.3:
@@ -216,7 +222,7 @@ class ScriptedReader(SourceReader[Any]):
 
     def _wake_later(self, available: Future[None]) -> None:
         """Say that there may be rows when there are, and at times too soon; new splits and resumed ones say so."""
-        now_ms, slowest_ms = self._around.now_ms(), _HURRIED_POLL_MS if self._around.is_hurried else 2 * _POLL_MS
+        now_ms, slowest_ms = self._around.now_ms(), HURRIED_POLL_MS if self._around.is_hurried else 2 * POLL_MS
         delay_ms = 1 + self._choose.randrange(slowest_ms)
         if self._choose.random() >= _IN_VAIN:
             readable = (each for each in self.splits.items() if each[0] not in self.paused)
@@ -251,6 +257,12 @@ class ScriptedReader(SourceReader[Any]):
         if checkpoint_id:  # else somebody looks where they are
             self._around.snapshot_taken(checkpoint_id)
         return [self._source.at_row(self._given[split_id], row) for split_id, row in self.splits.items()]
+
+    def forget(self, split_id: str) -> None:
+        """Note that a split was read to its end."""
+        del self.splits[split_id], self._given[split_id]
+        self.paused.discard(split_id)
+        self.votes_since_ms.pop(split_id, None)
 
     def handle_source_event(self, event: SourceEvent) -> None:
         """Do something about it, at times."""
@@ -290,12 +302,10 @@ class ScriptedReader(SourceReader[Any]):
         split_id = ready[0] if self._topic.script.in_turn else self._choose.choice(ready)
         begin = self.splits[split_id]
         end = min(self._topic.rows(split_id), begin + self._choose.randint(1, self._most_rows()))
-        end = self._emit(output, split_id, begin, end)
+        end = self._emit_rows(output, split_id, begin, end)
         rows = [(self.uid, split_id, offset) for offset in range(begin, end)]
         if end == self._topic.splits[split_id].stop:
-            del self.splits[split_id], self._given[split_id]
-            self.paused.discard(split_id)
-            self.votes_since_ms.pop(split_id, None)
+            self.forget(split_id)
             output.release_output_for_split(split_id)
         else:
             if self._topic.script.in_turn:
@@ -317,25 +327,28 @@ class ScriptedReader(SourceReader[Any]):
         is_aligned = script.strategy is not None and script.strategy.alignment is not None
         return script.batch_rows * (_HURRIED_BATCHES if self._around.is_hurried and not is_aligned else 1)
 
-    def _emit(self, output: ReaderOutput, split_id: str, begin: int, end: int) -> int:
+    def _emit_rows(self, output: ReaderOutput, split_id: str, begin: int, end: int) -> int:
         """Emit rows up to ``end``, or as many as alignment allows; return after which one."""
-        strategy, offsets = self._topic.script.strategy, range(begin, end)
-        times = [0 if strategy is None else self._topic.event_time_ms(split_id, offset) for offset in offsets]
-        columns = [
-            pa.array(times, SCHEMA.field(0).type), pa.array([split_id] * len(offsets)), pa.array(offsets, pa.int64()),
-            pa.array([self._topic.key(offset) for offset in offsets], pa.int64()),
-        ]  # fmt: skip
-        batch = pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+        batch = rows_of(self._topic, split_id, range(begin, end))
         of_split = output.create_output_for_split(split_id)
-        if strategy is not None and self._topic.script.knows_rows:
+        if self._topic.script.strategy is not None and self._topic.script.knows_rows:
             batch = batch.slice(0, output.rows_allowed(split_id, batch))
         if batch.num_rows:
-            if strategy is not None:
-                self.note_times(split_id, times[: batch.num_rows])
-            self.quiet_ms[split_id] = 0
+            self.note_batch(split_id, batch)
             of_split.emit_batch(batch)
         rows: int = batch.num_rows
         return begin + rows
+
+
+def rows_of(topic: Topic, split_id: str, offsets: range) -> pa.RecordBatch:
+    """Return rows of a split."""
+    has_times = topic.script.strategy is not None
+    times = [topic.event_time_ms(split_id, offset) if has_times else 0 for offset in offsets]
+    columns = [
+        pa.array(times, SCHEMA.field(0).type), pa.array([split_id] * len(offsets)), pa.array(offsets, pa.int64()),
+        pa.array([topic.key(offset) for offset in offsets], pa.int64()),
+    ]  # fmt: skip
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
 def _wake(available: Future[None]) -> None:

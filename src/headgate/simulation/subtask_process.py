@@ -20,13 +20,14 @@ from headgate.runtime.mailbox import Mail, Mailbox, Pipe
 from headgate.runtime.subtask import Subtask
 from headgate.simulation.clockwork import Process
 from headgate.simulation.durable import Row
+from headgate.simulation.lent_reader import LentReader
 from headgate.simulation.memory import check_memory
 from headgate.simulation.scripted_reader import Restored, ScriptedReader
 from headgate.simulation.scripted_sink import ScriptedWriter
 from headgate.simulation.scripted_source import ScriptedSource
 from headgate.simulation.slot_services import FAULT, SlotStorage
 from headgate.simulation.world import World
-from headgate.source import SourceReaderContext
+from headgate.source import InputStatus, Signal, SourceReaderContext
 from headgate.source.watermark import MAX_WATERMARK_MS
 from headgate.task.exchange.input_gate import InputGate
 from headgate.task.reader_output import Downstream, StreamingOutput
@@ -80,6 +81,22 @@ class SimulatedMailbox(Mailbox):
     def __init__(self, now_ms: Callable[[], int], wake: Callable[[], None]) -> None:
         super().__init__(now_ms)
         self._pipe = self.pipe = SimulatedPipe(wake)
+
+    @property
+    def signal(self) -> Signal:
+        """What a client of the simulator's gives."""
+        given = _Signal(*super().signal)
+        given.pipe = self.pipe
+        return given
+
+
+class _Signal(Signal):
+    """A signal of a pipe that is none."""
+
+    pipe: SimulatedPipe
+
+    def give(self) -> None:
+        self.pipe.write(self.byte)
 
 
 class Execution:
@@ -171,6 +188,7 @@ class SubtaskProcess:
         self._busy_until_ms = 0
         self._is_in_turn = self._has_started = False
         self._waits = self.mailbox.begin_wait()
+        self._overlooked: set[str] = set()
         self._worked_ms = 0.0  # in this turn
         self.decline_next = self.fail_at_snapshot = self.lose_next = False
         inputs = cluster.definition.graph.stages[stage].inputs
@@ -181,8 +199,11 @@ class SubtaskProcess:
         self._counted_ms: int | None = None  # up to when it is counted how long splits have been silent
 
     def fail(self) -> None:
-        """Let the user's function raise, and something else a little later."""
+        """Let the user's function raise, and something else a little later; or the client of a reader."""
         if self.execution is not None:
+            for reader in self.execution.readers.values():
+                if isinstance(reader, LentReader) and self.choose.random() < 0.5 and reader.fail():
+                    return
             self.mailbox.post(Mail(_raise))
             self._clock.after(self.choose.randrange(60), self._slot, self.mailbox.post, Mail(_raise))
 
@@ -271,7 +292,19 @@ class SubtaskProcess:
             return
         written = self.mailbox.pipe.wait(0)
         assert written or not self.mailbox.has_mail, f"a mail did not wake subtask {self.slot}, which waits"
+        self._check_signals(written)
         self.mailbox.end_wait(written)
+
+    def _check_signals(self, written: bytes) -> None:
+        """Check that rows which came to be polled wake the subtask, or have by the next time it wakes."""
+        running, overlooked = self.subtask.execution, set[str]()
+        if running is not None and self.execution is not None and not written:
+            for uid, each in running.inputs.items():
+                reader = self.execution.readers.get(uid)
+                if isinstance(reader, LentReader) and each.status is InputStatus.NOTHING_AVAILABLE:
+                    overlooked |= {uid} if reader.overlooks_rows() else set()
+        again, self._overlooked = self._overlooked & overlooked, overlooked
+        assert not again, f"no signal of rows of {again} woke subtask {self.slot}, which waits"
 
     # What its query opens, and what surrounds it (`Surroundings`, `Machine`).
 
@@ -284,7 +317,8 @@ class SubtaskProcess:
     def create_reader(self, source: ScriptedSource, context: SourceReaderContext) -> ScriptedReader:
         """Make a reader of the subtask."""
         uid = source.topic.script.uid
-        reader = self._opened().readers[uid] = ScriptedReader(source, context, self)
+        of = LentReader if source.topic.script.fetches else ScriptedReader
+        reader = self._opened().readers[uid] = of(source, context, self)
         return reader
 
     def create_writer(self, context: OperatorContext) -> ScriptedWriter:

@@ -92,6 +92,8 @@ class SourceScript(msgspec.Struct, frozen=True, kw_only=True):
         Whether readers read their splits in turn, so that none seems idle while it has rows.
     batch_rows
         How many rows a reader emits at a time at most.
+    fetches
+        Whether readers are production's, with a fetcher that lends its split reader.
     load
         How fast growing splits, which are there from the beginning, grow at what time; None: all the time as fast.
     """
@@ -111,6 +113,7 @@ class SourceScript(msgspec.Struct, frozen=True, kw_only=True):
     keys: int = 10
     in_turn: bool = False
     batch_rows: int = 8
+    fetches: bool = False
     load: Load | None = None
 
     @property
