@@ -266,7 +266,7 @@ def test_a_commit_before_the_manifest_is_found(monkeypatch: pytest.MonkeyPatch) 
         return [*commits, *actions]
 
     monkeypatch.setattr(CheckpointCoordinator, "handle", too_early)
-    first_found("which no manifest holds", 2)
+    first_found("which no manifest holds", 5)
 
 
 def test_an_assignment_that_overtakes_a_barrier_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

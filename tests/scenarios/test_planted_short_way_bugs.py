@@ -70,7 +70,7 @@ def fetches(scenario: Scenario) -> bool:
 def test_rows_of_which_a_lent_split_reader_gave_no_signal_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """What came between the last fetch and the first poll is not looked for."""
     monkeypatch.setattr(SourceReaderBase, "available", lambda reader: reader._queue.available())
-    first_found("no signal of rows", 79, of=fetches)
+    first_found("no signal of rows", 3, of=fetches)
 
 
 class ForgetsToNotify(ElementQueue[Any]):
@@ -81,7 +81,7 @@ class ForgetsToNotify(ElementQueue[Any]):
 
 
 def test_a_split_reader_that_is_lent_to_nobody_is_found() -> None:
-    first_found("no signal of rows", 11, {ElementQueue: ForgetsToNotify}, of=fetches)
+    first_found("no signal of rows", 7, {ElementQueue: ForgetsToNotify}, of=fetches)
 
 
 class KeepsTheThreadAsleep(Lending):

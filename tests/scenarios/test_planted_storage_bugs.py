@@ -96,7 +96,7 @@ class IgnoresFullDisks(CheckpointStorage):
 
 
 def test_a_full_disk_that_nobody_hears_of_is_found() -> None:
-    first_found("which is not there", 2, {CheckpointStorage: IgnoresFullDisks}, change=FULL)
+    first_found("which is not there", 17, {CheckpointStorage: IgnoresFullDisks}, change=FULL)
 
 
 class NeverUploadsAgain(StateUploader):
