@@ -273,44 +273,35 @@ class _SplitOutput(SourceOutput):
         self._reader = reader
         self._split_id = split_id
         self._output = output
-        self.emit_watermark = output.emit_watermark  # type: ignore[method-assign]
-        self.mark_idle = output.mark_idle  # type: ignore[method-assign]
 
     def emit_batch(self, batch: pa.RecordBatch) -> None:
         self._reader.emits(self._split_id, batch)
         self._output.emit_batch(batch)
 
     def emit_watermark(self, timestamp_ms: int) -> None:
-        raise NotImplementedError
+        self._output.emit_watermark(timestamp_ms)
 
     def mark_idle(self) -> None:
-        raise NotImplementedError
+        self._output.mark_idle()
 
 
-class _Output(ReaderOutput):
+class _Output(_SplitOutput, ReaderOutput):
     """A reader's output, of which is noted what it is given."""
 
     def __init__(self, reader: LentReader, output: ReaderOutput) -> None:
-        self._reader = reader
-        self._output = output
+        super().__init__(reader, "", output)
+        self._of_reader = output
         self.may_hold_rows = output.may_hold_rows
-        self.rows_allowed = output.rows_allowed  # type: ignore[method-assign]
+
+    def rows_allowed(self, split_id: str, batch: pa.RecordBatch) -> int:
+        return self._of_reader.rows_allowed(split_id, batch)
 
     def create_output_for_split(self, split_id: str) -> SourceOutput:
-        return _SplitOutput(self._reader, split_id, self._output.create_output_for_split(split_id))
+        return _SplitOutput(self._reader, split_id, self._of_reader.create_output_for_split(split_id))
 
     def release_output_for_split(self, split_id: str) -> None:
         self._reader.forget(split_id)
-        self._output.release_output_for_split(split_id)
-
-    def emit_batch(self, batch: pa.RecordBatch) -> None:
-        raise NotImplementedError
-
-    def emit_watermark(self, timestamp_ms: int) -> None:
-        raise NotImplementedError
-
-    def mark_idle(self) -> None:
-        raise NotImplementedError
+        self._of_reader.release_output_for_split(split_id)
 
 
 class LentReader(ScriptedReader, MultiplexedReader[Any]):
@@ -353,10 +344,6 @@ class LentReader(ScriptedReader, MultiplexedReader[Any]):
         now_ms = self._around.now_ms()
         return any(fetcher.is_lent and fetcher.client.waits_since(now_ms) for fetcher in self._steppers())
 
-    def available(self) -> Future[None]:
-        """See `MultiplexedReader`."""
-        return MultiplexedReader.available(self)
-
     def add_splits(self, splits: Sequence[Any]) -> None:
         """Take splits to read."""
         ScriptedReader.add_splits(self, splits)
@@ -377,6 +364,10 @@ class LentReader(ScriptedReader, MultiplexedReader[Any]):
         """Read some splits no more, and others again."""
         ScriptedReader.pause_or_resume_splits(self, splits_to_pause, splits_to_resume)
         MultiplexedReader.pause_or_resume_splits(self, splits_to_pause, splits_to_resume)
+
+    def available(self) -> Future[None]:
+        """See `MultiplexedReader`."""
+        return MultiplexedReader.available(self)
 
     def close(self) -> None:
         """See `MultiplexedReader`."""
