@@ -175,7 +175,7 @@ def acquire(client: ClientConfig, settings: Mapping[str, str | int | bool], deco
 
 
 def _connect(settings: dict[str, str | int | bool], decoder: Decoder) -> KafkaConsumer:
-    if decoder == "auto" and bulk_is_possible():
+    if decoder == "auto" and bulk_is_possible(settings):
         from headgate.connectors.kafka.bulk import BulkConsumer
 
         return BulkConsumer(settings)
@@ -187,9 +187,11 @@ def _connect(settings: dict[str, str | int | bool], decoder: Decoder) -> KafkaCo
 _bulk_possible: bool | None = None
 
 
-def bulk_is_possible() -> bool:
-    """Return whether bulk clients can be used here; if not, say why in the log, once."""
+def bulk_is_possible(settings: Mapping[str, object]) -> bool:
+    """Return whether bulk clients can be used here and with these settings; if not here, say why in the log, once."""
     global _bulk_possible
+    if settings.get("sasl.oauthbearer.metadata.authentication.type") == "aws_iam":
+        return False  # confluent-kafka's own clients fetch such tokens, and librdkafka does not
     if _bulk_possible is None:
         try:
             import headgate.connectors.kafka.bulk_compiled  # noqa: F401  (which compiles, or looks into its cache)

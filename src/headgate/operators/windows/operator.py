@@ -45,6 +45,8 @@ from headgate.state.watermarks import LEAST_US
 BUCKET = "bucket"
 _FEW_WANTED = 4
 """A group of so many is looked for by its key; if more of them are wanted, all are merged."""
+_MANY_TABLES = 64
+"""So many that wait are made one, if the newest groups have them."""
 _NEWEST_PART = 4
 """The part of the memory that the newest values of groups may take."""
 _PAUSE_MS, _PAUSE_MS_OF_SEARCH, _PAUSE_MS_OF_A_ROW = 2, 5, 0.02
@@ -104,7 +106,8 @@ class WindowAggregate(WindowedAggregate):
         self._changed = ChangedGroups()
         self._keeps_newest = self.output_mode == "update" and self.emits_updates_at_once
         self._newest: NewestGroups | None = None  # made when it is needed
-        self._merged_tables = 0  # so many of those that wait are among the newest groups
+        self._known = 0  # so many of the tables that wait are among the newest groups
+        self._gathered = 0  # so many of these are made of others
         if self._keeps_newest:
             self._runs.memory_bytes -= context.memory_bytes // _NEWEST_PART
         self._emit_again_ms = 0
@@ -197,24 +200,58 @@ class WindowAggregate(WindowedAggregate):
 
     def _change_newest(self) -> None:
         """Merge what waits into the newest groups; it waits on for the state."""
-        limit = self._context.memory_bytes // _NEWEST_PART
-        if self._newest is None and not 0 < limit < sum(self._runs.bytes_held):
-            self._newest = NewestGroups(self._runs.merged(), BUCKET, self._hashes, self._merged)
-        new = self._waiting[self._merged_tables :]
+        for _ in self._find_newest() if self._newest is None else ():
+            pass
+        new = self._waiting[self._known :]
         if self._newest is not None and new:
             self._newest.update(pa.concat_tables(new))
-            self._merged_tables = len(self._waiting)
-        if self._newest is None or not self._newest.is_exact or 0 < limit < self._newest.nbytes:
-            self._keep_no_newest()
+            if self._newest.is_exact:
+                self._known = len(self._waiting)
+        self._check_newest()
+        if self._known >= self._gathered + _MANY_TABLES:
+            self._gather()
 
-    def _keep_no_newest(self) -> None:
-        """Look for groups that changed in the state from now on: they are too many, or two have one number."""
-        changed = None if self._newest is None else self._newest.take_changed()
-        if changed is not None:
-            self._changed.add(one_array(changed.column(BUCKET)).to_numpy(), self._hashes(changed))
+    def _find_newest(self) -> Iterator[None]:
+        """Make the newest groups of the state, in steps, if these may have room."""
+        if not 0 < self._newest_bytes < sum(self._runs.bytes_held):
+            groups = []
+            for each in self._runs.merged():
+                groups.append(each)
+                yield
+            self._newest = NewestGroups(groups, BUCKET, self._hashes, self._merged)
+        self._check_newest()
+
+    @property
+    def _newest_bytes(self) -> int:
+        return self._context.memory_bytes // _NEWEST_PART
+
+    def _check_newest(self) -> None:
+        """Look for groups that changed in the state from now on, if they are too many, or two have one number."""
+        newest = self._newest
+        if not self._keeps_newest or (
+            newest is not None and newest.is_exact and not 0 < self._newest_bytes < newest.nbytes
+        ):
+            return
         self._keeps_newest, self._newest = False, None
         self._runs.memory_bytes = self._context.memory_bytes
-        self._flush()  # what waits counts among what changed, and would be missing there
+        changed = None if newest is None else newest.take_changed()
+        for each in [*([] if changed is None else [changed]), *self._waiting[self._known :]]:
+            self._changed.add(one_array(each.column(BUCKET)).to_numpy(), self._hashes(each))
+        rows = self._take_due(MOST_US)  # without it the state has not what was emitted already
+        if rows:
+            self._runs.add(self._merged(in_one_piece(pa.concat_tables(rows))))
+
+    def _gather(self) -> None:
+        """Make the tables that wait few: each takes room, however few rows it has."""
+        many = slice(self._gathered, self._known)
+        rows, bounds = self._waiting[many], self._waiting_buckets[many]
+        merged = self._merged(in_one_piece(pa.concat_tables(rows)))
+        self._waiting_rows += merged.num_rows - sum(each.num_rows for each in rows)
+        self._waiting_bytes += merged.nbytes - sum(each.nbytes for each in rows)
+        self._waiting[many] = [merged]
+        self._waiting_buckets[many] = [(min(first for first, _ in bounds), max(last for _, last in bounds))]
+        self._gathered += 1
+        self._known = self._gathered
 
     def _take_due(self, last: int) -> list[Any]:
         """Take what waits; if most of it is of buckets after this one, let that wait on.
@@ -224,7 +261,7 @@ class WindowAggregate(WindowedAggregate):
         """
         rows, size_bytes, bounds = self._waiting_rows, self._waiting_bytes, self._waiting_buckets
         tables = self._take_waiting()
-        self._merged_tables = 0
+        self._known = self._gathered = 0
         self._waiting_buckets, self._first_waiting = [], MOST_US
         if last == MOST_US:
             return tables
@@ -280,7 +317,7 @@ class WindowAggregate(WindowedAggregate):
         if not self.emits_updates_at_once or self.output_mode != "update":
             return None
         changed = self._changed if self._newest is None else self._newest.has_changed
-        return self._emit_again_ms if changed or len(self._waiting) > self._merged_tables else None
+        return self._emit_again_ms if changed or len(self._waiting) > self._known else None
 
     def process_time(self, now_ms: int, emit: Emit) -> None:
         """Emit the groups that changed, if they are due."""
@@ -393,6 +430,12 @@ class WindowAggregate(WindowedAggregate):
             self._emit(pa.Table.from_arrays([*keys, *partials], names=names), [], [], emit)
 
     # State.
+
+    def restore_in_steps(self, chunks: Sequence[RestoredChunk]) -> Iterator[None]:
+        """Take on the state of a checkpoint, a chunk at a time; and the newest groups, where these are wanted."""
+        yield from super().restore_in_steps(chunks)
+        if self._keeps_newest:
+            yield from self._find_newest()
 
     def _adopt(self, chunk: RestoredChunk, head: Head, dead: bytes | None, follows: bool) -> bool:
         """Take on a part, with the rows that are this subtask's and have not been fired.

@@ -167,3 +167,46 @@ def test_many_groups_come_and_go(tmp_path: Path) -> None:
             assert 0 < groups.nbytes < before
     groups.forget(2)
     assert groups.nbytes == 0
+
+
+def test_groups_that_were_emitted_are_not_emitted_again_once_there_are_too_many(tmp_path: Path) -> None:
+    """And their memory counts as soon as they come."""
+    world = Subtasks(
+        lambda: at_once(made(SCHEMA, NoWindow(), ["k"], [count()], "update")), tmp_path, memory_bytes=200_000
+    )
+    (operator,) = world.operators
+    assert isinstance(operator, WindowAggregate)
+    for step in range(40):
+        begin, before = 100 * step, operator.state_bytes[0]
+        world.process(many(np.arange(begin, begin + 100), 0))
+        operator.process_time(10_000 * step, world._emit)
+        assert sorted(row["k"] for row in world.rows()) == [*range(begin, begin + 100)]
+        world.emitted.clear()
+        if operator._newest is None:
+            break
+        assert operator.state_bytes[0] >= before + 100 * 24
+    assert operator._newest is None and before <= 50_000
+    world.process(many(np.arange(50), 0))
+    world.checkpoint()
+    assert {row["k"]: row["count(1)"] for row in world.rows()} == dict.fromkeys(range(50), 2)
+
+
+def test_few_tables_wait_for_a_barrier(tmp_path: Path) -> None:
+    """Each takes some kilobytes, however few rows it has."""
+    world = Subtasks(lambda: at_once(made(SCHEMA, NoWindow(), ["k"], AGGREGATES, "update")), tmp_path)
+    (operator,) = world.operators
+    assert isinstance(operator, WindowAggregate)
+    for step in range(1000):
+        world.process(batch((1, step % 7, step % 5)))
+        operator.process_time(10_000 * step, world._emit)
+    assert len(operator._waiting) == len(operator._waiting_buckets) < 100
+    assert operator._waiting_rows == np.sum([table.num_rows for table in operator._waiting])
+    assert operator._waiting_bytes == np.sum([table.nbytes for table in operator._waiting])
+    newest = {row["k"]: row for row in world.rows()}
+    world.restore(world.checkpoint(), 1)
+    world.emitted.clear()
+    world.process(batch(*((1, key, None) for key in range(7))))
+    world.checkpoint()
+    for row in world.rows():
+        assert row["count(1)"] == newest[row["k"]]["count(1)"] + 1
+        assert row["collect_list(v)"] == newest[row["k"]]["collect_list(v)"]

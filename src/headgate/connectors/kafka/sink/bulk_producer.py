@@ -53,7 +53,7 @@ from headgate.connectors.kafka.librdkafka import (
 from headgate.connectors.kafka.sink.options import KafkaSink
 from headgate.connectors.kafka.sink.row_producer import OnFailure
 
-_QUEUE_FULL = -184
+_INVALID, _QUEUE_FULL = -186, -184
 _PARTS = (TOPIC_HANDLE, PARTITION, VALUE, KEY, FLAGS, HEADERS)
 _NARROW = (pa.string().id, pa.binary().id)
 
@@ -92,6 +92,8 @@ class _Client:
 
     def topic(self, name: str) -> int:
         """Return the handle of a topic; 0 if there cannot be one of that name."""
+        if "\0" in name:  # a C string ends there: it would be another topic
+            return 0
         handle = self._topics.get(name)
         if handle is None:
             handle = self._library.rd_kafka_topic_new(self, name.encode(), None) or 0
@@ -175,7 +177,8 @@ class BulkProducer:
             handles[number] = self._client.topic(name)
             if not handles[number]:
                 row = 0 if topic_of is None else topic_of.index(number).as_py()
-                raise self._refusal(self._library.rd_kafka_last_error(), row)
+                code = _INVALID if "\0" in names[number] else self._library.rd_kafka_last_error()
+                raise self._refusal(code, row)
         return handles
 
     def _raise_unless_full(self, error: int, row: int) -> None:

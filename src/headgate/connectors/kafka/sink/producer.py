@@ -249,7 +249,7 @@ def make_producer(
     ValueError
         librdkafka refuses the settings.
     """
-    if bulk_is_possible():
+    if bulk_is_possible(settings):
         from headgate.connectors.kafka.sink.bulk_producer import BulkProducer
 
         return BulkProducer(settings, sink, on_failure, on_trouble)
