@@ -20,7 +20,7 @@ from headgate.readers import MultiplexedReader, ReaderOptions, lending
 from headgate.readers.element_queue import MOST_BATCHES
 from headgate.readers.fetcher import SplitFetcher
 from headgate.simulation.durable import Row
-from headgate.simulation.scripted_reader import HURRIED_POLL_MS, POLL_MS, ScriptedReader, Surroundings, rows_of
+from headgate.simulation.scripted_reader import ScriptedReader, Surroundings, rows_of, slowest_ms
 from headgate.simulation.scripted_source import ScriptedSource
 from headgate.simulation.slot_services import FAULT
 from headgate.source import (
@@ -135,7 +135,7 @@ class ScriptedSplitReader(SplitReader[Any]):
         return [
             split_id
             for split_id, row in self._rows.items()
-            if row < self._topic.rows(split_id) or self._topic.splits[split_id].stop == row
+            if self._topic.has_next(split_id, row)
             if split_id not in self._paused and self._arrives_ms.get(split_id, 0) <= self._around.now_ms()
         ]
 
@@ -144,9 +144,9 @@ class ScriptedSplitReader(SplitReader[Any]):
         most = self._around.choose.randint(1, self._topic.script.batch_rows)
         end = min(self._topic.rows(split_id), begin + most)
         finished = end == self._topic.splits[split_id].stop
-        pace_ms = HURRIED_POLL_MS if self._around.is_hurried else 2 * POLL_MS
         self._rows[split_id] = end
-        self._arrives_ms[split_id] = self._around.now_ms() + self._around.choose.randrange(pace_ms * len(self._rows))
+        until_ms = slowest_ms(self._around) * len(self._rows)
+        self._arrives_ms[split_id] = self._around.now_ms() + self._around.choose.randrange(until_ms)
         if finished:
             del self._rows[split_id], self._given[split_id], self._arrives_ms[split_id]
         position_at = (lambda rows: self._source.at_row(given, begin + rows)) if self._topic.script.knows_rows else None
@@ -374,7 +374,8 @@ class LentReader(ScriptedReader, MultiplexedReader[Any]):
         MultiplexedReader.close(self)
 
     def _new_fetcher(self, key: Hashable) -> SteppedFetcher:
-        client = ScriptedSplitReader(self._source, self._around)
+        client = self.split_reader_factory()
+        assert isinstance(client, ScriptedSplitReader)
         return SteppedFetcher(
             self._around, client, self._queue, self.options.fetch_timeout_ms, signal=self.context.signal
         )

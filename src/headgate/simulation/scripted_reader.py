@@ -20,8 +20,8 @@ from headgate.simulation.scripted_source import Nudge, ScriptedSource
 from headgate.simulation.topic import SCHEMA, Topic
 from headgate.source import InputStatus, ReaderOutput, SourceEvent, SourceReader, SourceReaderContext
 
-POLL_MS = 25
-HURRIED_POLL_MS = 10
+_POLL_MS = 25
+_HURRIED_POLL_MS = 10
 _HURRIED_BATCHES = 6
 """How many times as much is read at a time in a hurry, except by who is aligned."""
 _IN_VAIN = 0.1
@@ -222,8 +222,8 @@ class ScriptedReader(SourceReader[Any]):
 
     def _wake_later(self, available: Future[None]) -> None:
         """Say that there may be rows when there are, and at times too soon; new splits and resumed ones say so."""
-        now_ms, slowest_ms = self._around.now_ms(), HURRIED_POLL_MS if self._around.is_hurried else 2 * POLL_MS
-        delay_ms = 1 + self._choose.randrange(slowest_ms)
+        now_ms = self._around.now_ms()
+        delay_ms = 1 + self._choose.randrange(slowest_ms(self._around))
         if self._choose.random() >= _IN_VAIN:
             readable = (each for each in self.splits.items() if each[0] not in self.paused)
             times = (self._topic.next_row_ms(split_id, position) for split_id, position in readable)
@@ -318,7 +318,7 @@ class ScriptedReader(SourceReader[Any]):
         return [
             split_id
             for split_id, position in self.splits.items()
-            if position < self._topic.rows(split_id) or self._topic.splits[split_id].stop == position
+            if self._topic.has_next(split_id, position)
             if split_id not in self.paused
         ]
 
@@ -338,6 +338,11 @@ class ScriptedReader(SourceReader[Any]):
             of_split.emit_batch(batch)
         rows: int = batch.num_rows
         return begin + rows
+
+
+def slowest_ms(around: Surroundings) -> int:
+    """Return how long it takes at most until rows that are there are noticed."""
+    return _HURRIED_POLL_MS if around.is_hurried else 2 * _POLL_MS
 
 
 def rows_of(topic: Topic, split_id: str, offsets: range) -> pa.RecordBatch:

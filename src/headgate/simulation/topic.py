@@ -156,6 +156,10 @@ class Topic:
         """Since when nothing grows any more."""
         self._rows_of_keys = [[0] * script.keys]
 
+    def has_next(self, split_id: str, row: int) -> bool:
+        """Return whether a split has this row by now, or ends before it."""
+        return row < self.rows(split_id) or self.splits[split_id].stop == row
+
     def rows(self, split_id: str) -> int:
         """Return how many rows the split has by now."""
         split = self.splits[split_id]

@@ -5,6 +5,7 @@ Never: copy what is in one piece.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -26,6 +27,11 @@ def one_array(column: Any) -> Any:
 def in_one_piece(table: Any) -> Any:
     """Return a table whose columns have one chunk each."""
     return table if all(column.num_chunks == 1 for column in table.columns) else table.combine_chunks()
+
+
+def together(tables: Sequence[Any]) -> Any:
+    """Return the rows of tables as one whose columns have one chunk each."""
+    return in_one_piece(pa.concat_tables(tables))
 
 
 def numbers_from(first: Any, many: Any) -> Any:

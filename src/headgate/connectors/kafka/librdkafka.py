@@ -110,7 +110,6 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "rd_kafka_incremental_assign": (c_void_p, [c_void_p, c_void_p]),
     "rd_kafka_incremental_unassign": (c_void_p, [c_void_p, c_void_p]),
     "rd_kafka_init_transactions": (c_void_p, [c_void_p, c_int]),
-    "rd_kafka_last_error": (c_int, []),
     "rd_kafka_mem_malloc": (c_void_p, [c_void_p, c_size_t]),
     "rd_kafka_message_destroy": (None, [c_void_p]),
     "rd_kafka_message_headers": (c_int, [c_void_p, c_void_p]),

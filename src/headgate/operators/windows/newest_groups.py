@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from headgate.operators.windows.changed_groups import numbers_of
-from headgate.state.arrays import in_one_piece, one_array
+from headgate.state.arrays import one_array, together
 
 _PIECES = 16
 """Beyond so many pieces of the log those that are new are made one."""
@@ -57,7 +57,7 @@ class NewestGroups:
 
     def _begin(self, groups: list[Any]) -> None:
         """Take these groups for all."""
-        self._log = [in_one_piece(pa.concat_tables(groups))] if groups else []
+        self._log = [together(groups)] if groups else []
         self._log_bytes = sum(int(each.nbytes) for each in self._log)
         numbers = self._numbers(self._log[0]) if self._log else np.empty(0, np.uint64)
         self._buckets = self._buckets_of(self._log[0]) if self._log else _NONE
@@ -83,7 +83,7 @@ class NewestGroups:
         slots = self._find(numbers)
         is_new = slots < 0
         known = slots[~is_new]
-        merged = self._merged(in_one_piece(pa.concat_tables([*self._newest(known), rows])))
+        merged = self._merged(together([*self._newest(known), rows]))
         if merged.num_rows != len(numbers):
             self.is_exact = False
             return
@@ -104,7 +104,7 @@ class NewestGroups:
         changed, latest, self._changed, self._latest = self._changed, self._latest, [], None
         if latest is not None or not changed:
             return latest
-        return in_one_piece(pa.concat_tables(self._newest(np.unique(np.concatenate(changed)))))
+        return together(self._newest(np.unique(np.concatenate(changed))))
 
     @property
     def has_changed(self) -> bool:
@@ -126,7 +126,7 @@ class NewestGroups:
             end = begin + sum(each.num_rows for each in pieces)
             first, last = np.searchsorted(rows, [begin, end])
             if first < last:
-                piece = pieces[0] if len(pieces) == 1 else in_one_piece(pa.concat_tables(pieces))
+                piece = pieces[0] if len(pieces) == 1 else together(pieces)
                 found.append(piece.take(pa.array(rows[first:last] - begin)))
             begin = end
         return found
@@ -166,13 +166,13 @@ class NewestGroups:
         if self._log_rows > 2 * self._count:
             self._leave_out_all_but(np.arange(self._count))
         else:
-            self._log[1:] = [in_one_piece(pa.concat_tables(self._log[1:]))]
+            self._log[1:] = [together(self._log[1:])]
 
     def _leave_out_all_but(self, slots: Any) -> None:
         """Have no other groups, and no rows but their newest; all are in their order, and need not be sorted again."""
         counts = np.zeros(self._log_rows, np.bool_)
         counts[self._rows[slots]] = True
-        self._log = [in_one_piece(pa.concat_tables(self._log)).filter(pa.array(counts))]
+        self._log = [together(self._log).filter(pa.array(counts))]
         self._log_bytes = int(self._log[0].nbytes)
         self._rows = np.cumsum(counts)[self._rows[slots]] - 1
         self._buckets = self._buckets[slots]

@@ -36,7 +36,7 @@ from headgate.operators.windows.newest_groups import NewestGroups
 from headgate.operators.windows.partial import PartialAggregate, PartialExchange, Partials
 from headgate.operators.windows.windowed import Aggregated, Head, Key, WindowedAggregate, event_times, watermark_us
 from headgate.protocol.operator_context import OperatorContext
-from headgate.state.arrays import distinct, in_one_piece, numbers_from, one_array
+from headgate.state.arrays import distinct, numbers_from, one_array, together
 from headgate.state.chunks import RestoredChunk
 from headgate.state.part import Layout
 from headgate.state.sorted_runs import stretches
@@ -117,7 +117,7 @@ class WindowAggregate(WindowedAggregate):
     @property
     def state_bytes(self) -> tuple[int, int]:
         """How many bytes of state are in memory, with the newest values of groups, and how many in local files."""
-        memory, files = self._runs.bytes_held
+        memory, files = super().state_bytes
         return memory + (0 if self._newest is None else self._newest.nbytes), files
 
     @property
@@ -193,9 +193,9 @@ class WindowAggregate(WindowedAggregate):
         rows = self._take_due(last)
         if not rows:
             return
-        made = self._merged(in_one_piece(pa.concat_tables(rows)))  # Arrow groups each of many small ones at a price
+        made = self._merged(together(rows))  # Arrow groups each of many small ones at a price
         if self.output_mode == "update" and not self._keeps_newest:
-            self._changed.add(one_array(made.column(BUCKET)).to_numpy(), self._hashes(made))
+            self._changed.add(*self._groups_in(made))
         self._runs.add(made)
 
     def _change_newest(self) -> None:
@@ -221,6 +221,10 @@ class WindowAggregate(WindowedAggregate):
             self._newest = NewestGroups(groups, BUCKET, self._hashes, self._merged)
         self._check_newest()
 
+    def _groups_in(self, table: Any) -> tuple[Any, Any]:
+        """Return the buckets of rows, and the hashes of their keys."""
+        return one_array(table.column(BUCKET)).to_numpy(), self._hashes(table)
+
     @property
     def _newest_bytes(self) -> int:
         return self._context.memory_bytes // _NEWEST_PART
@@ -236,16 +240,16 @@ class WindowAggregate(WindowedAggregate):
         self._runs.memory_bytes = self._context.memory_bytes
         changed = None if newest is None else newest.take_changed()
         for each in [*([] if changed is None else [changed]), *self._waiting[self._known :]]:
-            self._changed.add(one_array(each.column(BUCKET)).to_numpy(), self._hashes(each))
+            self._changed.add(*self._groups_in(each))
         rows = self._take_due(MOST_US)  # without it the state has not what was emitted already
         if rows:
-            self._runs.add(self._merged(in_one_piece(pa.concat_tables(rows))))
+            self._runs.add(self._merged(together(rows)))
 
     def _gather(self) -> None:
         """Make the tables that wait few: each takes room, however few rows it has."""
         many = slice(self._gathered, self._known)
         rows, bounds = self._waiting[many], self._waiting_buckets[many]
-        merged = self._merged(in_one_piece(pa.concat_tables(rows)))
+        merged = self._merged(together(rows))
         self._waiting_rows += merged.num_rows - sum(each.num_rows for each in rows)
         self._waiting_bytes += merged.nbytes - sum(each.nbytes for each in rows)
         self._waiting[many] = [merged]
@@ -394,7 +398,7 @@ class WindowAggregate(WindowedAggregate):
         merged = 0
         for table in self._with_changed(changed) if len(changed) else ():
             merged += table.num_rows
-            is_changed = changed.contain(one_array(table.column(BUCKET)).to_numpy(), self._hashes(table))
+            is_changed = changed.contain(*self._groups_in(table))
             self._emit_buckets(table.filter(pa.array(is_changed)), emit)
         return merged
 

@@ -41,7 +41,7 @@ from headgate.operators.windows.aggregates import ORDERED, Partial, merge, time_
 from headgate.operators.windows.assigner import MOST_US, SessionWindow
 from headgate.operators.windows.windowed import Aggregated, Head, Key, WindowedAggregate, watermark_us
 from headgate.protocol.operator_context import OperatorContext
-from headgate.state.arrays import distinct, equal_values, in_one_piece, one_array, order_of, order_of_numbers
+from headgate.state.arrays import distinct, equal_values, one_array, order_of, order_of_numbers, together
 from headgate.state.chunks import RestoredChunk
 from headgate.state.mapped_files import give_back
 from headgate.state.part import Layout, PartByHash, marks_of
@@ -139,7 +139,7 @@ class SessionAggregate(WindowedAggregate):
         """Merge what waits with one another, and add it to the state."""
         if not self._waiting_rows:
             return
-        self._runs.add(self._merged(in_one_piece(pa.concat_tables(self._take_waiting()))))
+        self._runs.add(self._merged(together(self._take_waiting())))
         self._first_end = MOST_US
 
     def process_watermark(self, timestamp_ms: int, emit: Emit) -> None:

@@ -177,8 +177,7 @@ class BulkProducer:
             handles[number] = self._client.topic(name)
             if not handles[number]:
                 row = 0 if topic_of is None else topic_of.index(number).as_py()
-                code = _INVALID if "\0" in names[number] else self._library.rd_kafka_last_error()
-                raise self._refusal(code, row)
+                raise self._refusal(_INVALID, row)
         return handles
 
     def _raise_unless_full(self, error: int, row: int) -> None:
