@@ -79,7 +79,7 @@ def test_the_documents_own_bug_is_found(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(Recovery, "_read", whole)
     monkeypatch.setattr(Recovery, "_packed", still_whole)
-    first_found(f"{ANOTHERS}|{TWICE}|{ORDER}|{LOST}", 69, {InputGate: Unchecked}, of=keyed)
+    first_found(f"{ANOTHERS}|{TWICE}|{ORDER}|{LOST}", 145, {InputGate: Unchecked}, of=keyed)
 
 
 def test_a_checkpoint_before_the_old_recovery_is_over_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +176,7 @@ def test_flink_37870_one_aligned_connection_that_aligns_all_is_found() -> None:
         kinds = each.first_exchange, each.second_exchange
         return "forward" in kinds and kinds[0] != kinds[1] and None not in kinds and each.row_ms > 0
 
-    first_found(SLOW, 1158, {InputGate: AlignsAllOrNone}, of=mixed)
+    first_found(SLOW, 183, {InputGate: AlignsAllOrNone}, of=mixed)
 
 
 class ForgetsStaged(ScriptedWriter):
@@ -263,7 +263,7 @@ def test_a_final_watermark_that_passes_idle_producers_is_found(monkeypatch: pyte
     monkeypatch.setattr(WatermarkValve, "_votes", passing)
     first_found(f"late: .*after {MAX_WATERMARK_MS}", 21, {InputGate: Unchecked}, of=in_time)
     monkeypatch.setattr(WatermarkValve, "_votes", passing_together)
-    first_found(f"late: .*after {MAX_WATERMARK_MS}", 509, {InputGate: Unchecked}, of=in_time)
+    first_found(f"late: .*after {MAX_WATERMARK_MS}", 893, {InputGate: Unchecked}, of=in_time)
 
 
 class IdleOneByOne(InputGate):
@@ -403,7 +403,7 @@ def _without_spilled(channels: Mapping[Any, Sequence[Any]]) -> dict[Any, tuple[B
 
 
 def test_spilled_buffers_that_are_not_stored_are_found() -> None:
-    first_found(LOST, 379, {InputGate: LeavesOutSpilled}, of=rescaled)
+    first_found(LOST, 292, {InputGate: LeavesOutSpilled}, of=rescaled)
 
 
 class LeavesOutOutput(ResultPartition):

@@ -7,7 +7,7 @@ A bug is a subclass or a changed method of production, in this file only.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -21,9 +21,11 @@ from headgate.readers import SourceReaderBase, lending
 from headgate.readers.element_queue import ElementQueue
 from headgate.readers.lending import Lending
 from headgate.runtime.few_rows import FewRows, Rows
-from headgate.runtime.mailbox import Mailbox
+from headgate.runtime.mailbox import Mailbox, Mailboxes
 from headgate.runtime.snapshots import Snapshots
 from headgate.runtime.source_input import SourceInput
+from headgate.runtime.subtask import Subtask
+from headgate.runtime.subtask_thread import TakesTurns
 from headgate.simulation.scenario import Scenario
 from headgate.simulation.scripted_sink import ScriptedSender
 from headgate.sink.broker_sink import AtLeastOnceWriter
@@ -126,7 +128,7 @@ class NeverTakenBack(Lending):
         (KeepsTheThreadAsleep, 48, f"no end after|{LOST}"),
         (WakesNobody, 7, "no end after"),
         (LendsWhatIsPaused, 48, f"{LOST}|order: |copies: "),
-        (NeverTakenBack, 3, "a split reader that is polled is to"),
+        (NeverTakenBack, 2, "a split reader that is polled is to"),
     ],
 )
 def test_a_split_reader_in_the_wrong_hands_is_found(bug: type[Lending], seed: int, what: str) -> None:
@@ -260,3 +262,40 @@ class KeepsTheLast(FewRows):
 
 def test_few_rows_that_a_barrier_overtakes_are_found() -> None:
     first_found(LOST, 0, {FewRows: KeepsTheLast})
+
+
+# Several stages on one thread.
+
+
+def shares(scenario: Scenario) -> bool:
+    """Whether stages after exchanges have turns beside that with the sources."""
+    return scenario.shares_threads and scenario.is_keyed
+
+
+def _first_that_is_busy(members: Iterable[TakesTurns]) -> bool:
+    return any(each.turn() for each in members)
+
+
+def test_a_subtask_that_has_no_turn_while_another_is_busy_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headgate.simulation.simulated_thread.take_turns", _first_that_is_busy)
+    first_found("slow: ", 3, of=shares)
+
+
+def test_a_subtask_that_is_forgotten_with_more_to_do_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Subtask, "is_due", lambda subtask, now_ms: subtask._mailbox.is_due(now_ms))
+    first_found("slow: ", 4, of=shares)
+
+
+def test_a_signal_for_which_no_subtask_takes_a_turn_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_due(mailbox: Mailbox, now_ms: int) -> bool:
+        due_ms = mailbox.due_ms()
+        return mailbox.has_mail or (due_ms is not None and now_ms >= due_ms)
+
+    monkeypatch.setattr(Mailbox, "is_due", is_due)
+    first_found("no signal of rows", 85, of=shares)
+
+
+def test_a_mail_of_which_only_one_subtask_of_a_thread_hears_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for those of the first: any stops at the first mailbox that waits."""
+    monkeypatch.setattr(Mailboxes, "begin_wait", lambda mailboxes: any(each.begin_wait() for each in mailboxes._all))
+    first_found("a mail did not wake", 3, of=shares)

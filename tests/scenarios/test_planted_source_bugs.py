@@ -129,7 +129,7 @@ class PassesRows(UnassignedWork):
 
 
 def test_a_watermark_that_passes_rows_in_flight_of_unassigned_splits_is_found() -> None:
-    first_found("late: ", 222, {UnassignedWork: PassesRows}, of=is_slow)
+    first_found("late: ", 345, {UnassignedWork: PassesRows}, of=is_slow)
 
 
 class FinishesAtOnce(KinesisEnumerator):

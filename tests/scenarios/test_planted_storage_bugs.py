@@ -70,7 +70,7 @@ class TrustsFiles(CheckpointStorage):
 
 
 def test_state_that_is_restored_from_a_damaged_file_is_found() -> None:
-    first_found("corrupt: ", 10, {CheckpointStorage: TrustsFiles}, change=DAMAGED)
+    first_found("corrupt: ", 14, {CheckpointStorage: TrustsFiles}, change=DAMAGED)
 
 
 class BelievesListings(CheckpointStorage):

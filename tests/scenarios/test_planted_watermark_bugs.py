@@ -92,7 +92,7 @@ def test_flink_31632_an_overflow_when_everything_is_idle_is_found(monkeypatch: p
 
     monkeypatch.setattr(al, "saturated_ms", wrapped)
     monkeypatch.setattr(group_alignment, "saturated_ms", wrapped)
-    first_found(NO_END, 4, of=aligned)
+    first_found(NO_END, 2929, of=aligned)
 
 
 class AnnouncesUntilAllIsAssigned(JobMaster):

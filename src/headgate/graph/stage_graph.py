@@ -189,6 +189,13 @@ class StageGraph:
         return schemas | {each.uid: each.operator.schema for each in self.operators}
 
     @cached_property
+    def threads(self) -> tuple[tuple[int, ...], ...]:
+        """The numbers of the stages that share a thread in each slot: those of which no operator blocks."""
+        blocking = [each.number for each in self.stages if any(node.operator.blocks for node in each.operators)]
+        shared = tuple(each.number for each in self.stages if each.number not in blocking)
+        return tuple(sorted(each for each in (shared, *((number,) for number in blocking)) if each))
+
+    @cached_property
     def late_rows_of(self) -> tuple[str, pa.Schema] | None:
         """The uid of the first operator to which rows can come too late, and their columns; None: there is none."""
         for node in self.operators:

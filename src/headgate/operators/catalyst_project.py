@@ -37,6 +37,8 @@ class CatalystProject(Operator):
 
     kind = "select"
 
+    blocks = True
+
     def __init__(
         self,
         schema: pa.Schema,

@@ -38,6 +38,8 @@ class MapInArrow(Operator):
 
     kind = "map-in-arrow"
 
+    blocks = True
+
     def __init__(self, function: ArrowFunction, schema: pa.Schema, given: pa.Schema | None = None) -> None:
         self._function = function
         self._given = given

@@ -33,6 +33,8 @@ class Operator(ABC):
     """The columns of what it emits."""
     watermark_delay_ms = 0
     """How far the event times of what it emits may be below the watermark: so much less is the watermark after it."""
+    blocks = False
+    """Whether calls may wait for others, or last as long as a user's function: then its stage has its own thread."""
 
     def prepare(self, context: OperatorContext) -> Iterator[None]:
         """Wait for what `open` needs and what takes long, in steps well below a second each."""

@@ -56,6 +56,8 @@ class UserFunctions(Operator):
 
     kind = "select"
 
+    blocks = True
+
     def __init__(
         self,
         schema: pa.Schema,

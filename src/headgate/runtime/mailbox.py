@@ -2,8 +2,8 @@
 
 Never: run a mail on the thread that posted it. No lock is ever held while a mail runs.
 
-The thread waits in one place only: for a pipe, into which a byte is written by a mail that comes, and by any client of
-a reader's that has something to be polled (`Signal`). So whatever comes first wakes it, and several may.
+The thread waits in one place only, for all of its mailboxes: for a pipe, into which a byte is written by a mail that
+comes, and by any client of a reader's that has something to be polled (`Signal`). Whatever comes first wakes it.
 
 Follows FLIP-27, "Reader Interface and Threading Model" (mailbox).
 """
@@ -48,15 +48,18 @@ class Mailbox:
     ----------
     now_ms
         Reads the clock, in milliseconds. A virtual one makes timers run when a test says so.
+    pipe
+        For which its thread waits; None: it never does.
     """
 
-    def __init__(self, now_ms: Callable[[], int]) -> None:
+    def __init__(self, now_ms: Callable[[], int], pipe: Pipe | None = None) -> None:
         self._now_ms = now_ms
+        self._pipe = pipe
         self._timers: list[tuple[int, int, Mail]] = []  # on the task's thread only: (due, number, mail)
         self._timer_count = 0
-        self._pipe: Pipe | None = None
+        self._signalled = False  # on the task's thread only
         self.on_ready: Callable[[], None] = lambda: None
-        """Called on the task's thread when the signal was given."""
+        """Called with the mails once the signal was given."""
         self._lock = threading.Lock()
         # Guarded by _lock:
         self._mails: deque[Mail] = deque()
@@ -79,11 +82,14 @@ class Mailbox:
         self._timer_count += 1
         heapq.heappush(self._timers, (self._now_ms() + delay_ms, self._timer_count, mail))
 
-    def run_mail(self) -> int:
+    def run_mail(self, now_ms: int | None = None) -> int:
         """Run the mails that are there and the timers that are due; return how many. Does not wait.
 
-        An error of a mail is raised; those after it stay.
+        ``now_ms``: the time in milliseconds, if it is known. An error of a mail is raised; those after it stay.
         """
+        if self._signalled:
+            self._signalled = False
+            self.on_ready()
         count, mails = 0, self._mails
         waiting = len(mails)  # those posted from here on have their turn next time: the reader's comes first
         while waiting > count:
@@ -91,7 +97,7 @@ class Mailbox:
             count += 1
         if not self._timers:
             return count
-        now_ms = self._now_ms()
+        now_ms = self._now_ms() if now_ms is None else now_ms
         while self._timers and self._timers[0][0] <= now_ms:
             heapq.heappop(self._timers)[2].run()
             count += 1
@@ -101,6 +107,11 @@ class Mailbox:
         """Return when the next timer is due, in milliseconds; called on the task's thread."""
         return self._timers[0][0] if self._timers else None
 
+    def is_due(self, now_ms: int) -> bool:
+        """Return whether there is anything for `run_mail`; called on the task's thread."""
+        timers = self._timers
+        return self._signalled or bool(self._mails) or bool(timers and timers[0][0] <= now_ms)
+
     @property
     def has_mail(self) -> bool:
         """Whether there is a mail. Any thread."""
@@ -109,15 +120,8 @@ class Mailbox:
     @property
     def signal(self) -> Signal:
         """What a client gives to have `on_ready` called; what it holds of it outlives the mailbox."""
-        return Signal(self._made_pipe().write_end, _READY)
-
-    def wait(self) -> None:
-        """Wait until there is a mail, the signal is given or a timer is due; called on the task's thread."""
-        timers = self._timers
-        timeout_ms = max(0, timers[0][0] - self._now_ms()) if timers else None
-        pipe = self._pipe or self._made_pipe()
-        if self.begin_wait():
-            self.end_wait(pipe.wait(timeout_ms))
+        assert self._pipe is not None
+        return self._pipe.signal
 
     def begin_wait(self) -> bool:
         """Have the next mail write into the pipe, unless there is one; return whether there is none."""
@@ -129,31 +133,72 @@ class Mailbox:
         """Take note of what was written into the pipe; nothing: it was waited for long enough."""
         self._waits = False  # a mail that was posted meanwhile wrote a byte for nothing
         if _READY in written:
-            self.on_ready()
-
-    def look(self) -> None:
-        """Have `on_ready` called if the signal was given, without a wait: by a thread that has something to do."""
-        if self._pipe is not None and _READY in self._pipe.wait(0):
-            self.on_ready()
+            self._signalled = True
 
     def close(self) -> None:
         """Discard all mails and timers, and those still to come; called on the task's thread."""
         with self._lock:
-            closed, self._closed = self._closed, True
+            self._closed = True
+            self._waits = False
             mails = list(self._mails)
             self._mails.clear()
-        if self._pipe is not None and not closed:
-            self._pipe.close()
         for mail in mails:
             _discard(mail)
         for _, _, mail in self._timers:
             _discard(mail)
         self._timers.clear()
 
-    def _made_pipe(self) -> Pipe:
-        if self._pipe is None:  # one whose owner never waits needs none
-            self._pipe = Pipe()
-        return self._pipe
+
+class Mailboxes:
+    """The mailboxes of a thread, which waits for all of them in one place.
+
+    Parameters
+    ----------
+    now_ms
+        As for `Mailbox`.
+    pipe
+        For which the thread waits; None: one of its own.
+    """
+
+    def __init__(self, now_ms: Callable[[], int], pipe: Pipe | None = None) -> None:
+        self._now_ms = now_ms
+        self._pipe = pipe or Pipe()
+        self._all: list[Mailbox] = []
+
+    def new(self) -> Mailbox:
+        """Return another one. Before the thread waits."""
+        self._all.append(Mailbox(self._now_ms, self._pipe))
+        return self._all[-1]
+
+    def wait(self) -> None:
+        """Wait until there is a mail in any, a signal is given or a timer is due; called on the thread."""
+        due_ms = self.due_ms()
+        timeout_ms = None if due_ms is None else max(0, due_ms - self._now_ms())
+        self.end_wait(self._pipe.wait(timeout_ms) if self.begin_wait() else b"")
+
+    def look(self) -> None:
+        """Look for signals without a wait: by a thread that has something to do."""
+        self.end_wait(self._pipe.wait(0))
+
+    def due_ms(self) -> int | None:
+        """Return when the next timer of any is due, in milliseconds."""
+        return min((due_ms for each in self._all if (due_ms := each.due_ms()) is not None), default=None)
+
+    def begin_wait(self) -> bool:
+        """Have the next mail write into the pipe, unless there is one; return whether there is none."""
+        waiting = [each.begin_wait() for each in self._all]
+        return all(waiting)
+
+    def end_wait(self, written: bytes) -> None:
+        """Take note of what was written into the pipe; nothing: it was waited for long enough."""
+        for each in self._all:
+            each.end_wait(written)
+
+    def close(self) -> None:
+        """Close all of them; called on the thread."""
+        for each in self._all:
+            each.close()
+        self._pipe.close()
 
 
 class Pipe:
@@ -165,6 +210,11 @@ class Pipe:
             os.set_blocking(end, False)
         self._poll = select.poll()
         self._poll.register(self._read_end, select.POLLIN)
+
+    @property
+    def signal(self) -> Signal:
+        """What writes into it that there is something to be polled."""
+        return Signal(self.write_end, _READY)
 
     def write(self, byte: bytes) -> None:
         """Write a byte, unless there are so many that the reader cannot miss them."""

@@ -32,7 +32,7 @@ from headgate.protocol import messages as msg
 from headgate.runtime.clocks import monotonic_ms
 from headgate.runtime.execution_context import SlotPlace, SlotServices
 from headgate.runtime.process import STUCK_STATUS, OwnProcess, SlotProcess
-from headgate.runtime.subtask_thread import SubtaskThread
+from headgate.runtime.subtask_thread import SubtaskRunner, SubtaskThread
 from headgate.runtime.watchdog import Watchdog
 from headgate.task import slot as machine
 from headgate.transport.address_file import read_address
@@ -146,7 +146,8 @@ class SlotRuntime:
             data_address="" if plane is None else plane.address,
             heartbeat_timeout_ms=settings.heartbeat_timeout_ms,
         )
-        self._runners: dict[int, SubtaskThread] = {}
+        self._threads: list[SubtaskThread] = []
+        self._runners: dict[int, SubtaskRunner] = {}  # by stage
         self._exit: machine.ExitSlot | None = None
         self._cancelled = threading.Event()  # for who waits elsewhere than for events
         self._lock = threading.Lock()
@@ -299,12 +300,12 @@ class SlotRuntime:
         return self._settings.address if found is None or found.run != self._settings.run else found.address
 
     def _deliver(self, message: Any) -> None:
-        runner = self._runners.get(message.stage)
-        if runner is None:
-            runner = self._runners[message.stage] = self._new_runner(message.stage)
-        runner.deliver(message)
+        if message.stage not in self._runners:
+            self._start_thread(next(each for each in self._definition.graph.threads if message.stage in each))
+        self._runners[message.stage].deliver(message)
 
-    def _new_runner(self, stage: int) -> SubtaskThread:
+    def _start_thread(self, stages: Sequence[int]) -> None:
+        """Start the thread of these stages' subtasks."""
         place = SlotPlace(
             run=self._settings.run,
             slot=self._slot,
@@ -315,18 +316,20 @@ class SlotRuntime:
             checkpoint_location=self._settings.checkpoint_location,
             application=self._settings.application,
         )
-        runner = SubtaskThread(
+        thread = SubtaskThread(
             self._definition,
-            stage,
+            stages,
             place,
             post=self._post,
-            on_ended=lambda execution: self._inbox.put(machine.SubtaskEnded(stage, execution)),
+            on_ended=lambda stage, execution: self._inbox.put(machine.SubtaskEnded(stage, execution)),
             read_state=self._storage.read_state if self._copies is None else self._copies.read_state,
             services=self._services,
         )
-        self._watchdog.watch(f"subtask {stage}.{self._slot}", runner.busy_since)
-        self._watchdog.watch(f"a fetch of subtask {stage}.{self._slot}", runner.fetching_since)
-        return runner
+        self._threads.append(thread)
+        for stage, runner in thread.runners.items():
+            self._runners[stage] = runner
+            self._watchdog.watch(f"subtask {stage}.{self._slot}", runner.busy_since)
+            self._watchdog.watch(f"a fetch of subtask {stage}.{self._slot}", runner.fetching_since)
 
     def _post(self, message: msg.FromSlot) -> None:
         """On the thread of a subtask."""
@@ -363,8 +366,8 @@ class SlotRuntime:
         finally:
             self._watchdog.close()
             deadline = time.monotonic() + _TIME_TO_CLOSE_S
-            for runner in self._runners.values():
-                runner.close(max(0.1, deadline - time.monotonic()))
+            for thread in self._threads:
+                thread.close(max(0.1, deadline - time.monotonic()))
             with self._lock:
                 self._ended = True
             self._close_client()

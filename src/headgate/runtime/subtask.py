@@ -91,6 +91,7 @@ class Subtask:
         self._reported: Reported | None = None
         self._events: deque[machine.Event] = deque()
         self._handling = False
+        self._goes_on = False  # whether the last turn left something
 
     @property
     def number(self) -> int:
@@ -110,14 +111,22 @@ class Subtask:
         """Begin to report figures."""
         self._mailbox.run_after(PROGRESS_PERIOD_MS, Mail(self.on_progress_due))
 
-    def turn(self) -> bool:
+    def is_due(self, now_ms: int) -> bool:
+        """Return whether `turn` has anything to do."""
+        return self._goes_on or self._mailbox.is_due(now_ms)
+
+    def turn(self, now_ms: int) -> bool:
         """Answer the mail, then do one step of the execution; return whether there may be more at once."""
         if self._execution is not None and self._execution.time.rests:
             self._execution.time.go_on(self._services.work_ms())
+        self._goes_on = self._take_turn(now_ms)
+        return self._goes_on
+
+    def _take_turn(self, now_ms: int) -> bool:
         try:
-            self._mailbox.run_mail()
+            self._mailbox.run_mail(now_ms)
             execution = self._execution
-            if execution is None or execution.step(self._now_ms()):
+            if execution is None or execution.step(now_ms):
                 return execution is not None
         except BaseException as error:  # sys.exit() of a connector's, too, would end the thread without a word
             self._on_error(error)

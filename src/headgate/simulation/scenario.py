@@ -121,12 +121,18 @@ class Scenario(msgspec.Struct, frozen=True):
     autoscaler: AutoscalerOptions | None = None
     """How the query is rescaled automatically; None: it is not."""
 
+    @property
+    def shares_threads(self) -> bool:
+        """Whether its functions are like built-in operators, whose stages share a thread in each slot."""
+        return random.Random(f"threads {self.seed}").random() < 0.5
+
     def __str__(self) -> str:
         query = f"{len(self.sources)} sources"
         if self.source_row_ms:
             query += f", {self.source_row_ms} ms a row right after them"
         if self.is_keyed:
             query += f", exchanges {self.first_exchange}, {self.second_exchange} and hash, {self.row_ms} ms a row"
+        query += ", one thread a slot" if self.shares_threads and self.is_keyed else ""
         return f"parallelism {self.parallelism}, failover-strategy {self.failover_strategy}, {query}"
 
     @classmethod

@@ -47,6 +47,7 @@ class Observed(Operator):
 
     kind = function = "observed"
     schema = SCHEMA
+    blocks = True
 
     def __init__(
         self,

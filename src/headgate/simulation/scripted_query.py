@@ -64,8 +64,12 @@ def definition_of(
     if scenario.is_keyed:
         output = output.then(Exchange(SCHEMA, "hash", keys=("key",))).named("keys")
         output = output.then(Counted(opened, in_order="rebalance" not in (first, second))).named("counted")
+    graph = stage_graph(output)
+    for node in graph.operators:
+        if isinstance(node.operator, Observed):
+            node.operator.blocks = not scenario.shares_threads
     return QueryDefinition(
-        graph=stage_graph(output),
+        graph=graph,
         sink=sink,
         sink_format="scripted",
         options=parse_query_options(scenario.query_options(run), {}),

@@ -5,7 +5,7 @@ Never: decide anything: this is `headgate.runtime.slot.SlotRuntime` without thre
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, assert_never
 
@@ -15,6 +15,7 @@ from headgate.protocol.messages import Envelope
 from headgate.runtime.execution_context import SlotPlace
 from headgate.simulation.data_network import Plane
 from headgate.simulation.network import Connection
+from headgate.simulation.simulated_thread import SimulatedThread
 from headgate.simulation.slot_services import SlotStorage, SteppedRecovery, Uploads
 from headgate.simulation.subtask_process import Execution, SlotOfSubtasks, SubtaskProcess
 from headgate.simulation.world import World
@@ -52,6 +53,7 @@ class SlotProcess(SlotOfSubtasks):
             heartbeat_timeout_ms=cluster.scenario.heartbeat_timeout_ms, data_address=self.address,
         )  # fmt: skip
         self.subtasks: dict[int, SubtaskProcess] = {}
+        self._threads: list[SimulatedThread] = []
         self._connections: dict[int, Connection] = {}
         self._slot_wake_ms: int | None = None
         self.has_exited = False
@@ -179,6 +181,8 @@ class SlotProcess(SlotOfSubtasks):
 
     def _exit(self, reason: str | None) -> None:
         self.has_exited = True
+        for thread in self._threads:
+            thread.is_over = True
         for connection in self._connections.values():
             self.cluster.break_connection(connection)
         self._clock.after(_LINGER_MS, self, self._end, reason)
@@ -208,8 +212,14 @@ class SlotProcess(SlotOfSubtasks):
     def _deliver(self, message: Any) -> None:
         stage = message.stage
         if stage not in self.subtasks:
-            self.subtasks[stage] = SubtaskProcess(self, stage, self._place, self._services)
+            self._start_thread(next(each for each in self.cluster.definition.graph.threads if stage in each))
         self.subtasks[stage].deliver(message)
+
+    def _start_thread(self, stages: Sequence[int]) -> None:
+        thread = SimulatedThread(self.cluster, self)
+        self._threads.append(thread)
+        for stage in stages:
+            self.subtasks[stage] = SubtaskProcess(self, thread, stage, self._place, self._services)
 
     def post(self, message: msg.FromSlot) -> None:
         """Send a subtask's message."""

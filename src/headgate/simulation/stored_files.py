@@ -18,8 +18,9 @@ from headgate.checkpoint.file_store import FileStore
 from headgate.errors import CorruptStateError, StoredStateError
 from headgate.protocol.state import FileState, InlineState, StateHandle
 
-_MOST_WITHOUT = 3
-"""So many checkpoints may name a file that is gone: until it is looked, and until one after that is complete."""
+_MOST_WITHOUT = 4
+"""So many checkpoints may name a file that is gone: one that is given up while it is written, the first that is
+complete, that after which it is looked, and one that begins before there is an answer."""
 
 
 class StoredFiles(FileStore):

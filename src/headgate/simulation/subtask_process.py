@@ -1,7 +1,7 @@
-"""A subtask in a slot's process: a production `Subtask` whose turns are taken by the cluster's clock.
+"""A subtask in a slot's process: a production `Subtask` whose turns a `SimulatedThread` takes.
 
-Never: decide anything: this is `headgate.runtime.subtask_thread.SubtaskThread` without a thread, and what users and
-connectors write around it.
+Never: decide anything: this is `headgate.runtime.subtask_thread.SubtaskRunner`, and what users and connectors write
+around it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from headgate.protocol import messages as msg
 from headgate.protocol.operator_context import OperatorContext
 from headgate.runtime import execution as runtime
 from headgate.runtime.execution_context import SlotPlace, SlotServices
-from headgate.runtime.mailbox import Mail, Mailbox, Pipe
+from headgate.runtime.mailbox import Mail
 from headgate.runtime.subtask import Subtask
 from headgate.simulation.clockwork import Process
 from headgate.simulation.durable import Row
@@ -25,9 +25,10 @@ from headgate.simulation.memory import check_memory
 from headgate.simulation.scripted_reader import Restored, ScriptedReader
 from headgate.simulation.scripted_sink import ScriptedWriter
 from headgate.simulation.scripted_source import ScriptedSource
+from headgate.simulation.simulated_thread import SimulatedThread
 from headgate.simulation.slot_services import FAULT, SlotStorage
 from headgate.simulation.world import World
-from headgate.source import InputStatus, Signal, SourceReaderContext
+from headgate.source import InputStatus, SourceReaderContext
 from headgate.source.watermark import MAX_WATERMARK_MS
 from headgate.task.exchange.input_gate import InputGate
 from headgate.task.reader_output import Downstream, StreamingOutput
@@ -53,50 +54,6 @@ class SlotOfSubtasks(Process):
     def subtask_ended(self, stage: int, execution: int) -> None:
         """Note that an execution of a subtask is closed."""
         raise NotImplementedError
-
-
-class SimulatedPipe(Pipe):
-    """A pipe whose owner is woken by the cluster's clock."""
-
-    write_end = -1
-
-    def __init__(self, wake: Callable[[], None]) -> None:
-        self._wake = wake
-        self._written = b""
-
-    def write(self, byte: bytes) -> None:
-        """Write a byte, and have the owner look."""
-        self._written += byte
-        self._wake()
-
-    def wait(self, timeout_ms: int | None) -> bytes:
-        """Return what was written, at once."""
-        written, self._written = self._written, b""
-        return written
-
-
-class SimulatedMailbox(Mailbox):
-    """A mailbox whose owner is woken by the cluster's clock, by what is written into its pipe alone."""
-
-    def __init__(self, now_ms: Callable[[], int], wake: Callable[[], None]) -> None:
-        super().__init__(now_ms)
-        self._pipe = self.pipe = SimulatedPipe(wake)
-
-    @property
-    def signal(self) -> Signal:
-        """What a client of the simulator's gives."""
-        given = _Signal(*super().signal)
-        given.pipe = self.pipe
-        return given
-
-
-class _Signal(Signal):
-    """A signal of a pipe that is none."""
-
-    pipe: SimulatedPipe
-
-    def give(self) -> None:
-        self.pipe.write(self.byte)
 
 
 class Execution:
@@ -163,19 +120,24 @@ class SubtaskProcess:
     ----------
     slot
         The process that it is in.
+    thread
+        The thread that takes its turns.
     stage
         The stage's number.
     place, services
         As for `Subtask`.
     """
 
-    def __init__(self, slot: SlotOfSubtasks, stage: int, place: SlotPlace, services: dict[str, Any]) -> None:
+    def __init__(
+        self, slot: SlotOfSubtasks, thread: SimulatedThread, stage: int, place: SlotPlace, services: dict[str, Any]
+    ) -> None:
         self._slot = slot
         self._cluster = cluster = slot.cluster
         self._clock = cluster.clock
         self.choose = cluster.choose
         self.stage = stage
-        self.mailbox = SimulatedMailbox(self.now_ms, self._wake)
+        self._thread = thread
+        self.mailbox = thread.new_mailbox(self)
         self.subtask = Subtask(
             cluster.definition, stage, place,
             SlotServices(work_ms=self._work_ms, wall_clock_ms=self.now_ms, **services),
@@ -183,13 +145,8 @@ class SubtaskProcess:
         )  # fmt: skip
         self.execution: Execution | None = None
         self._delivery = random.Random(f"delivery {cluster.scenario.seed} {slot.name} {stage}")
-        self._turn_ms: int | None = None  # when its next turn is
-        self._armed_ms: set[int] = set()  # when the clock has it look
-        self._busy_until_ms = 0
-        self._is_in_turn = self._has_started = False
-        self._waits = self.mailbox.begin_wait()
+        self._has_started = False
         self._overlooked: set[str] = set()
-        self._worked_ms = 0.0  # in this turn
         self.decline_next = self.fail_at_snapshot = self.lose_next = False
         inputs = cluster.definition.graph.stages[stage].inputs
         self._always_aligned = {uid for uid, exchange in inputs.items() if not exchange.supports_unaligned}
@@ -248,52 +205,23 @@ class SubtaskProcess:
         self.execution = None
         self._slot.subtask_ended(self.stage, execution)
 
-    # Turns.
+    # Turns (`Member`).
 
-    def _wake(self) -> None:
-        """Have the subtask look at its mailbox; a turn that goes on sees to it itself."""
-        if not self._is_in_turn:
-            self._arm(self._clock.now_ms)
-
-    def _arm(self, at_ms: int) -> None:
-        at_ms = max(at_ms, self._busy_until_ms)
-        if self._turn_ms is None or at_ms < self._turn_ms:
-            self._turn_ms = at_ms
-            if at_ms not in self._armed_ms:
-                self._armed_ms.add(at_ms)
-                self._clock.at(at_ms, self._slot, self._turn, at_ms)
-
-    def _turn(self, at_ms: int) -> None:
-        self._armed_ms.discard(at_ms)
-        if self._turn_ms is None or at_ms < self._turn_ms or self._slot.has_exited:
-            return
-        self._turn_ms = None
-        self._wake_up()
+    def turn(self) -> bool:
+        """Take a turn, if there is anything to do; return whether there may be more at once."""
+        if not self.subtask.is_due(self.now_ms()):
+            return False
         self.count_quiet()
-        self._cluster.acting, self._is_in_turn, self._worked_ms = self, True, 0.0
+        self._cluster.acting = self
         try:
-            while (busy := self.subtask.turn()) and not self._worked_ms:
-                pass
+            return self.subtask.turn(self.now_ms())
         finally:
-            self._cluster.acting, self._is_in_turn = None, False
-        self._busy_until_ms = self._clock.now_ms + round(self._worked_ms)
-        self._cluster.longest_turn_ms = max(self._cluster.longest_turn_ms, self._worked_ms)
-        self._look()
-        self._waits = not busy and self.mailbox.begin_wait()
-        if not self._waits:
-            self._arm(self._clock.now_ms)
-        elif (due_ms := self.mailbox.due_ms()) is not None:
-            self._arm(max(due_ms, self._clock.now_ms))
+            self._cluster.acting = None
 
-    def _wake_up(self) -> None:
-        """Take what is in the pipe: without it there is no mail that came while the subtask waited."""
-        if not self._waits:
-            self.mailbox.look()
-            return
-        written = self.mailbox.pipe.wait(0)
+    def check_woken(self, written: bytes) -> None:
+        """Check that what wakes a subtask that waits has been written into the pipe."""
         assert written or not self.mailbox.has_mail, f"a mail did not wake subtask {self.slot}, which waits"
         self._check_signals(written)
-        self.mailbox.end_wait(written)
 
     def _check_signals(self, written: bytes) -> None:
         """Check that rows which came to be polled wake the subtask, or have by the next time it wakes."""
@@ -332,7 +260,7 @@ class SubtaskProcess:
         return self._clock.now_ms
 
     def _work_ms(self) -> float:
-        return self._clock.now_ms + self._worked_ms
+        return self._clock.now_ms + self._thread.worked_ms
 
     def later(self, delay_ms: int, what: Callable[[], None]) -> None:
         """See `Surroundings`."""
@@ -344,7 +272,7 @@ class SubtaskProcess:
         row_ms = scenario.source_row_ms if at_source else scenario.row_ms
         if self.execution is not None and self.execution.worked_ms is None:
             self.execution.worked_ms = self._work_ms()
-        self._worked_ms += rows * (min(row_ms, 5) if self._cluster.calm else row_ms)
+        self._thread.worked_ms += rows * (min(row_ms, 5) if self._cluster.calm else row_ms)
 
     def uid_of(self, split_id: str) -> str:
         """See `Surroundings`."""
@@ -473,7 +401,7 @@ class SubtaskProcess:
     def rows_wanted(self, reader: ScriptedReader) -> None:
         """See `Surroundings`."""
         self.count_quiet()
-        self._look()  # the turn may have found splits idle before it reads: they have no vote any more
+        self.look()  # the turn may have found splits idle before it reads: they have no vote any more
         self._cluster.rows_wanted(self._slot, reader)
 
     def rows_read(self, reader: ScriptedReader, rows: list[Row]) -> None:
@@ -500,7 +428,7 @@ class SubtaskProcess:
             if all(each in checkpoint.at_head for each in missing):
                 execution.at_head_ms.setdefault(checkpoint.newest, self.now_ms())
 
-    def _look(self) -> None:
+    def look(self) -> None:
         """Look at what a turn led to."""
         running = self.subtask.execution
         if running is None:

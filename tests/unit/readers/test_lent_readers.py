@@ -12,7 +12,7 @@ from scripted_split_reader import TIMEOUT_S, Driven, Numbers, ScriptedSplitReade
 
 from headgate.errors import BadDataError
 from headgate.readers import MultiplexedReader, MultithreadedReader
-from headgate.runtime.mailbox import Mail, Mailbox
+from headgate.runtime.mailbox import Mail, Mailboxes
 from headgate.source import FetchedBatch, InputStatus
 from headgate.testing import VirtualClock
 
@@ -24,7 +24,8 @@ class Polled(Driven):
     """Waits as a task does: for the signal, and for what its reader says."""
 
     def __init__(self) -> None:
-        self.mailbox = Mailbox(VirtualClock())
+        self.mailboxes = Mailboxes(VirtualClock())
+        self.mailbox = self.mailboxes.new()
         super().__init__(MultiplexedReader, signal=self.mailbox.signal)
         self.script.can_be_polled = True
         self.fed: dict[str, int] = {}
@@ -42,7 +43,7 @@ class Polled(Driven):
 
     def wait(self) -> None:
         self.reader.available().add_done_callback(lambda _: self.mailbox.post(Mail(lambda: None)))
-        self.mailbox.wait()
+        self.mailboxes.wait()
         self.mailbox.run_mail()
 
     def run_until(self, what: Callable[[], bool]) -> None:
@@ -66,7 +67,7 @@ class Polled(Driven):
 
     def close(self) -> None:
         self.reader.close()
-        self.mailbox.close()
+        self.mailboxes.close()
 
 
 @pytest.fixture
@@ -241,8 +242,8 @@ def test_it_is_polled_in_silence_too(polled: Polled, monkeypatch: pytest.MonkeyP
 
 
 def test_of_several_fetchers_none_lends() -> None:
-    mailbox = Mailbox(VirtualClock())
-    driven = Driven(MultithreadedReader, signal=mailbox.signal)
+    mailboxes = Mailboxes(VirtualClock())
+    driven = Driven(MultithreadedReader, signal=mailboxes.new().signal)
     driven.script.can_be_polled = True
     driven.add("a", "b")
     while (count := len(driven.output.rows("a"))) < SOME:
@@ -250,7 +251,7 @@ def test_of_several_fetchers_none_lends() -> None:
         driven.poll_until(lambda before=count: len(driven.output.rows("a")) > before)  # type: ignore[misc]
     assert not any(each.is_lent for each in driven.reader._fetchers.values())
     driven.reader.close()
-    mailbox.close()
+    mailboxes.close()
 
 
 def test_it_is_closed_on_its_own_thread(polled: Polled) -> None:

@@ -253,7 +253,7 @@ def test_a_checkpoint_that_is_aborted_at_any_moment_costs_nothing(start: Start, 
     assert not pair.failures()
     assert all(
         not runner.subtask._execution._snapshots._parts  # type: ignore[union-attr]
-        for runner in pair.runners
+        for runner in pair.runners.values()
         if runner.subtask._execution is not None
     )
     assert not [
@@ -410,7 +410,7 @@ def test_a_slot_that_ends_first_does_not_disturb_one_that_publishes(
     consumer = pair.runners[1].subtask._execution
     assert consumer is not None
     wait_until(lambda: consumer._finishing)
-    pair.runners[0].close(PATIENCE_S)
+    pair.threads[0].close(PATIENCE_S)
     for _ in range(5):
         pair.settle(1)
     pair.sink.finished.set_result(None)

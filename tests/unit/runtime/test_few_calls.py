@@ -17,7 +17,7 @@ from headgate.graph.stage_graph import QueryDefinition, SourceDefinition
 from headgate.operators.filter import Filter
 from headgate.protocol import messages as msg
 from headgate.runtime.execution_context import SlotPlace, SlotServices
-from headgate.runtime.mailbox import Mailbox
+from headgate.runtime.mailbox import Mailboxes
 from headgate.runtime.subtask import Subtask
 from headgate.source import Boundedness
 from tests.unit.expressions.nodes import N, call
@@ -46,12 +46,21 @@ class Driven:
             sink=self.sink, sink_format="collecting", options=parse_query_options({}, {}), parallelism=1,
         )  # fmt: skip
         posted: list[msg.FromSlot] = []
-        self.mailbox = Mailbox(lambda: 0)  # no timer is ever due: what comes with time is not what is counted
+        self.mailboxes = Mailboxes(lambda: 0)  # no timer is ever due: what comes with time is not what is counted
         place = SlotPlace(
             run=1, slot=0, attempt=0, host="h", query_id="q", time_zone="UTC", checkpoint_location="/none"
         )
+        mailbox = self.mailboxes.new()
         self.subtask = Subtask(
-            definition, 0, place, SlotServices(), self.mailbox, lambda: 0, posted.append, lambda _: None, lambda _: b""
+            definition,
+            0,
+            place,
+            SlotServices(),
+            mailbox,
+            lambda: 0,
+            posted.append,
+            lambda _: None,
+            lambda _: b"",
         )
         self.deliver(msg.Deploy(stage=0, execution=1, parallelism=1))
         self.deliver(msg.AssignSplits(stage=0, execution=1, source=UID, number=1, splits=(state_of("s"),)))
@@ -63,7 +72,7 @@ class Driven:
         self.settle()
 
     def settle(self) -> None:
-        while self.subtask.turn():
+        while self.subtask.turn(0):
             pass
 
     def hand(self, *values: int) -> None:
@@ -71,7 +80,7 @@ class Driven:
         written = self.written + len(values)
         self.source.split_reader.hand(rows(*values))
         while self.written < written:
-            self.mailbox.wait()
+            self.mailboxes.wait()
             self.settle()
 
     @property
@@ -90,7 +99,7 @@ def driven() -> Iterator[Driven]:
     made = Driven()
     yield made
     made.subtask.close()
-    made.mailbox.close()
+    made.mailboxes.close()
 
 
 def test_a_small_batch_costs_few_calls(driven: Driven) -> None:
@@ -108,7 +117,7 @@ def test_a_small_batch_costs_few_calls(driven: Driven) -> None:
         driven.source.split_reader.hand(rows(1, 2, 3))
         counted.append(Counter())
         sys.setprofile(count)
-        driven.mailbox.wait()
+        driven.mailboxes.wait()
         driven.settle()
         sys.setprofile(None)
         assert driven.written == written + 3

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from headgate.runtime.mailbox import Mail, Mailbox
+from headgate.runtime.mailbox import Mail, Mailbox, Mailboxes
 from headgate.testing import VirtualClock
 
 
@@ -52,14 +52,15 @@ def test_timers_run_when_they_are_due_in_order_of_their_time() -> None:
 
 
 def test_waiting_ends_with_a_mail_of_another_thread() -> None:
-    mailbox = Mailbox(VirtualClock())
+    mailboxes = Mailboxes(VirtualClock())
+    mailbox = mailboxes.new()
     seen: list[int] = []
     waiting = threading.Event()
 
     def run() -> None:
         waiting.set()
         while not seen:
-            mailbox.wait()
+            mailboxes.wait()
             mailbox.run_mail()
 
     thread = threading.Thread(target=run, daemon=True)
@@ -73,10 +74,11 @@ def test_waiting_ends_with_a_mail_of_another_thread() -> None:
 
 def test_waiting_ends_when_a_timer_is_due() -> None:
     clock = VirtualClock()
-    mailbox = Mailbox(clock)
+    mailboxes = Mailboxes(clock)
+    mailbox = mailboxes.new()
     seen: list[int] = []
     mailbox.run_after(5, Mail(lambda: seen.append(1)))
-    mailbox.wait()  # five real milliseconds
+    mailboxes.wait()  # five real milliseconds
     clock.advance(5)
 
     assert mailbox.run_mail() == 1
@@ -111,48 +113,55 @@ def test_an_error_of_a_mail_is_raised_and_those_after_it_stay() -> None:
 
 
 def test_a_signal_wakes_whoever_waits_and_is_not_lost_while_nobody_does() -> None:
-    mailbox = Mailbox(VirtualClock())
+    mailboxes = Mailboxes(VirtualClock())
+    mailbox = mailboxes.new()
     ready: list[threading.Thread] = []
     mailbox.on_ready = lambda: ready.append(threading.current_thread())
     signal = mailbox.signal
     os.write(*signal)
-    mailbox.wait()
+    mailboxes.wait()
+    assert mailbox.is_due(0) and mailbox.run_mail() == 0
     assert ready == [threading.current_thread()], "it was given before"
 
     giver = threading.Timer(0.05, lambda: os.write(*signal))
     giver.start()
     while len(ready) < 2:
-        mailbox.wait()
-    assert mailbox.run_mail() == 0
-    mailbox.close()
+        mailboxes.wait()
+        mailbox.run_mail()
+    mailboxes.close()
 
 
 def test_a_thread_that_is_busy_looks_for_the_signal() -> None:
-    mailbox = Mailbox(VirtualClock())
+    mailboxes = Mailboxes(VirtualClock())
+    mailbox = mailboxes.new()
     ready: list[int] = []
     mailbox.on_ready = lambda: ready.append(1)
-    mailbox.look()
+    mailboxes.look()
+    assert not mailbox.is_due(0)
     os.write(*mailbox.signal)
-    mailbox.look()
-    mailbox.look()
-    assert ready == [1]
-    mailbox.close()
+    mailboxes.look()
+    mailboxes.look()
+    assert (mailbox.run_mail(), ready) == (0, [1])
+    assert (mailbox.run_mail(), ready) == (0, [1])
+    mailboxes.close()
 
 
 def test_a_mail_wakes_without_a_signal() -> None:
-    mailbox = Mailbox(VirtualClock())
+    mailboxes = Mailboxes(VirtualClock())
+    mailbox = mailboxes.new()
     ready: list[int] = []
     mailbox.on_ready = lambda: ready.append(1)
     poster = threading.Timer(0.05, lambda: mailbox.post(Mail(lambda: None)))
     poster.start()
     while not mailbox.has_mail:
-        mailbox.wait()
+        mailboxes.wait()
     assert (mailbox.run_mail(), ready) == (1, [])
-    mailbox.close()
+    mailboxes.close()
 
 
 def test_signals_that_nobody_reads_do_not_block_and_count_once() -> None:
-    mailbox = Mailbox(VirtualClock())
+    mailboxes = Mailboxes(VirtualClock())
+    mailbox = mailboxes.new()
     ready: list[int] = []
     mailbox.on_ready = lambda: ready.append(1)
     signal = mailbox.signal
@@ -160,17 +169,49 @@ def test_signals_that_nobody_reads_do_not_block_and_count_once() -> None:
         while True:
             os.write(*signal)
     mailbox.post(Mail(lambda: None))  # there is no room for its byte either
-    mailbox.wait()
+    mailboxes.wait()
     assert mailbox.run_mail() == 1
-    mailbox.wait()
+    mailboxes.wait()
+    mailbox.run_mail()
     assert ready
-    mailbox.close()
+    mailboxes.close()
+
+
+def test_a_thread_waits_for_each_of_its_mailboxes() -> None:
+    """For mails, for timers, and for nothing if one has a mail; a signal is for who has a reader."""
+    clock = VirtualClock()
+    mailboxes = Mailboxes(clock)
+    both = [mailboxes.new(), mailboxes.new()]
+    seen: list[str] = []
+    for number, mailbox in enumerate(both):
+        poster = threading.Timer(0.05, mailbox.post, [Mail(lambda number=number: seen.append(f"mail {number}"))])
+        poster.start()
+        while not any(each.is_due(clock()) for each in both):
+            mailboxes.wait()
+        assert [each.run_mail() for each in both] == [number == 0, number == 1]
+    both[1].run_after(5, Mail(lambda: seen.append("timer")))
+    both[0].run_after(60_000_000, Mail(lambda: seen.append("too late")))
+    mailboxes.wait()  # five real milliseconds, and not those that the mails wrote bytes for
+    clock.advance(5)
+    assert [each.is_due(clock()) for each in both] == [False, True]
+    assert both[1].run_mail() == 1
+    both[1].post(Mail(lambda: seen.append("waits")))
+    mailboxes.wait()
+    assert both[1].run_mail() == 1
+    both[0].on_ready = lambda: seen.append("ready")
+    os.write(*both[0].signal)
+    mailboxes.wait()
+    assert both[0].is_due(clock())
+    assert [each.run_mail() for each in both] == [0, 0]
+    mailboxes.close()
+    assert seen == ["mail 0", "mail 1", "timer", "waits", "ready"]
 
 
 def test_a_duplicate_of_its_signal_outlives_it() -> None:
-    mailbox = Mailbox(VirtualClock())
+    mailboxes = Mailboxes(VirtualClock())
+    mailbox = mailboxes.new()
     kept = mailbox.signal._replace(fd=os.dup(mailbox.signal.fd))
-    mailbox.close()
+    mailboxes.close()
     with pytest.raises(BrokenPipeError):
         os.write(*kept)  # and nobody else's file is written to
     os.close(kept.fd)

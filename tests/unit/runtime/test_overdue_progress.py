@@ -21,7 +21,7 @@ def test_a_subtask_that_was_deployed_only_to_publish_is_not_taken_for_busy(suspe
         Mailbox(lambda: now[0]), lambda: now[0], posted.append, lambda execution: None, lambda handle: b"",
     )  # fmt: skip
     subtask.deliver(msg.Deploy(stage=0, execution=1, parallelism=1, suspended=suspended))
-    while subtask.turn():
+    while subtask.turn(now[0]):
         pass
     assert any(isinstance(each, msg.SubtaskRunning) for each in posted)
     now[0] = 60_000

@@ -121,7 +121,7 @@ def test_a_subtask_that_restores_much_is_not_stuck_and_handles_its_messages(star
     running.deploy()
     for _ in range(2):
         handled = threading.Event()
-        running.runner._mailbox.post(Mail(handled.set))
+        running.runner.post(Mail(handled.set))
         assert handled.wait(PATIENCE_S)
     assert names(running.posted) == []
     running.deliver(msg.CancelSubtask)
@@ -140,7 +140,7 @@ def test_how_far_a_restore_is_is_reported_before_the_operators_are_open(start: S
     running.deploy(SubtaskState(keyed={"function": KeyedState(chunks=tuple(chunks))}))
 
     def reported() -> list[msg.RestoreProgress]:
-        running.runner._mailbox.post(Mail(running.runner.subtask.on_progress_due))
+        running.runner.post(Mail(running.runner.subtask.on_progress_due))
         return [each.restore for each in running.posted if isinstance(each, msg.SubtaskProgress) and each.restore]
 
     wait_until(lambda: any(each.bytes_left == 4 for each in reported()))
@@ -170,7 +170,7 @@ def test_one_thread_calls_reader_operator_and_sink_whoever_posts(start: Start) -
         thread.join()
     wait_until(lambda: len(running.sink.numbers) == 25)
 
-    assert threads_of_function == {running.runner._thread}
+    assert threads_of_function == {running.thread._thread}
     assert names(running.messages()) == ["EventToEnumerator"] * 25  # and `start` checks the rules of reader and sink
 
 
@@ -595,7 +595,7 @@ def notify(running: Running, times: int, clock: VirtualClock, by_ms: int) -> lis
     before = len(running.posted)
     clock.advance(by_ms)
     for _ in range(times):
-        running.runner._mailbox.post(Mail(running.runner.subtask.on_progress_due))
+        running.runner.post(Mail(running.runner.subtask.on_progress_due))
     running.settle()
     return [message for message in running.posted[before:] if isinstance(message, msg.SubtaskProgress)]
 
@@ -708,9 +708,9 @@ def test_close_does_not_wait_for_a_reader_that_hangs(start: Start) -> None:
     source.fails["close"] = lambda: released.wait(PATIENCE_S)
     running = start(a=source)
     running.start("s")
-    running.runner.close(0.05)
+    running.thread.close(0.05)
 
-    assert running.runner._thread.is_alive()
+    assert running.thread._thread.is_alive()
     released.set()
 
 

@@ -376,16 +376,17 @@ class Running:
         self._uid = self._uids[0]
         self._files = files or {}
         self._uploader = StateUploader(InMemory(), "w")
-        self.runner = SubtaskThread(
+        self.thread = SubtaskThread(
             toy_definition(self.sink, sources, strategy, operator, finds, options),
-            0,
+            [0],
             SlotPlace(run=1, slot=2, attempt=0, host="h", query_id="q", time_zone="UTC", checkpoint_location="/none"),
             post=self._post,
-            on_ended=self.ended.put,
+            on_ended=lambda stage, execution: self.ended.put(execution),
             read_state=self._read_state,
             services=SlotServices(uploader=self._uploader),
             now_ms=now_ms,
         )
+        self.runner = self.thread.runners[0]
 
     def deliver(self, message: Callable[..., msg.ToSlot], **fields: Any) -> None:
         """Send a message to the current execution."""
@@ -472,9 +473,9 @@ class Running:
         return failed.error
 
     def close(self) -> None:
-        self.runner.close(PATIENCE_S)
+        self.thread.close(PATIENCE_S)
         self._uploader.close(PATIENCE_S)
-        assert not self.runner._thread.is_alive()
+        assert not self.thread._thread.is_alive()
 
     def _calls(self) -> list[tuple[Any, ...]]:
         return [call for call in self.sink.calls if isinstance(call, tuple)]

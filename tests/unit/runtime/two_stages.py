@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
@@ -83,7 +83,7 @@ class Pair:
 
     def __init__(
         self, location: Path, operator: Operator | None, feeding: Operator | None, options: Mapping[str, str],
-        memory_bytes: int,
+        memory_bytes: int, threads: Sequence[Sequence[int]],
     ) -> None:  # fmt: skip
         self.source = ToySource()
         self.sink = ToySink()
@@ -106,18 +106,19 @@ class Pair:
         )
         self._on_downstream = not options
         definition = self._definition(operator, feeding, options)
-        self.runners = [
+        self.threads = [
             SubtaskThread(
                 definition,
-                stage,
+                stages,
                 place,
                 post=self._post,
-                on_ended=lambda execution: None,
+                on_ended=lambda stage, execution: None,
                 read_state=self.storage.read_state,
                 services=services,
             )
-            for stage in (0, 1)
+            for stages in threads
         ]
+        self.runners = {stage: runner for thread in self.threads for stage, runner in thread.runners.items()}
 
     def _definition(
         self, operator: Operator | None, feeding: Operator | None, options: Mapping[str, str]
@@ -241,7 +242,7 @@ class Pair:
         found: list[msg.RecoveryProgress] = []
 
         def looked() -> bool:
-            self.runners[1]._mailbox.post(Mail(lambda: found.append(gate.recovery_progress())))  # type: ignore
+            self.runners[1].post(Mail(lambda: found.append(gate.recovery_progress())))  # type: ignore
             self.settle(1)
             return found[-1].phase == phase and found[-1].memory_bytes > 0
 
@@ -259,7 +260,7 @@ class Pair:
     def settle(self, stage: int) -> None:
         """Wait until a subtask has handled all messages up to now."""
         done = threading.Event()
-        self.runners[stage]._mailbox.post(Mail(done.set))
+        self.runners[stage].post(Mail(done.set))
         assert done.wait(PATIENCE_S)
 
     # Rows.
@@ -306,9 +307,9 @@ class Pair:
 
     def close(self) -> None:
         self.storage.open.set()
-        for runner in self.runners:
-            runner.close(PATIENCE_S)
-            assert not runner._thread.is_alive()
+        for thread in self.threads:
+            thread.close(PATIENCE_S)
+            assert not thread._thread.is_alive()
         self.plane.close()
         self.uploader.close()
 
@@ -346,8 +347,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
         *,
         connect: bool = True,
         memory_bytes: int = RECOVERY_MEMORY_BYTES,
+        threads: Sequence[Sequence[int]] = ((0,), (1,)),
     ) -> Pair:
-        made.append(Pair(tmp_path / str(len(made)), operator, feeding, options or {}, memory_bytes))
+        made.append(Pair(tmp_path / str(len(made)), operator, feeding, options or {}, memory_bytes, threads))
         made[-1].start(connect=connect)
         return made[-1]
 

@@ -108,6 +108,8 @@ class TransformWithState(KeyedOperator):
 
     kind = "transform-with-state"
 
+    blocks = True
+
     def __init__(
         self,
         processor: StatefulProcessor,

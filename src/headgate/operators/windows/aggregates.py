@@ -144,6 +144,8 @@ class Accumulator(ABC):
     """Its partial results."""
     two_phase = True
     """Whether rows may be merged before the exchange, too: in any order, and without Spark's own code."""
+    blocks = False
+    """As `headgate.operators.operator.Operator.blocks`."""
 
     def prepare(self, context: OperatorContext) -> Iterator[None]:
         """Wait for what `open` needs, in steps: `headgate.operators.operator.Operator.prepare`."""

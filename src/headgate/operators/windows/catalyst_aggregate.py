@@ -77,6 +77,7 @@ class CatalystAggregate(Accumulator):
     """
 
     two_phase = False
+    blocks = True
 
     def __init__(self, of: str, kind: pa.DataType, function: bytes, *, conditional: bool) -> None:
         self.kind = kind

@@ -151,6 +151,7 @@ class WindowedAggregate(KeyedOperator):
         self._keys = tuple(keys)
         self._bytes_of = {key.column: key.of for key in keys if key.of is not None}
         self._aggregates = tuple(aggregates)
+        self.blocks = any(each.accumulator.blocks for each in aggregates)
         types = {key.name: input_schema.field(key.column).type if key.of is None else key.of for key in keys}
         types |= {each.name: each.accumulator.kind for each in aggregates}
         if window is not None:
