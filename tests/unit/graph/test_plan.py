@@ -12,10 +12,21 @@ from headgate.errors import OptionError
 from headgate.expressions.expressions import Bound, Column
 from headgate.graph.plan import PlanNode, source_column, stage_graph, with_strategy
 from headgate.graph.stage_graph import SINK_UID, StageGraph
+from headgate.operators.catalyst_project import CatalystProject
+from headgate.operators.deduplicate import Deduplicate
 from headgate.operators.exchange import Exchange
 from headgate.operators.filter import Filter
+from headgate.operators.map_in_arrow import MapInArrow
 from headgate.operators.project import Project
+from headgate.operators.stream_join.operator import StreamJoin
+from headgate.operators.transform_with_state.transform_with_state import TransformWithState
 from headgate.operators.union import Union
+from headgate.operators.user_functions import UserFunctions
+from headgate.operators.windows.aggregates import Aggregate, accumulator_of
+from headgate.operators.windows.assigner import NoWindow
+from headgate.operators.windows.catalyst_aggregate import CatalystAggregate
+from headgate.operators.windows.operator import WindowAggregate
+from headgate.operators.windows.windowed import Aggregated
 from headgate.source import WatermarkStrategy
 from tests.unit.expressions.nodes import call
 from tests.unit.operators.collecting_sink import NUMBERS, Recording, source
@@ -152,3 +163,39 @@ def test_who_is_downstream_of_exchanges_is_idle_together_with_its_neighbours() -
     graph = stage_graph(spread(united(rows, spread(rows))))
     assert [graph.idles_together(stage.number) for stage in graph.stages] == [False, True, True]
     assert [each.exchange_kind for uid, each in graph.exchanges.items() if not graph.is_broadcast(uid)] == ["forward"]
+
+
+class Waiting(Recording):
+    """An operator that waits for others."""
+
+    blocks = True
+
+
+@pytest.mark.parametrize(
+    ("waiting", "threads"),
+    [
+        ((), ((0, 1, 2),)),
+        ((0,), ((0,), (1, 2))),
+        ((1,), ((0, 2), (1,))),
+        ((1, 2), ((0,), (1,), (2,))),
+        ((0, 1, 2), ((0,), (1,), (2,))),
+    ],
+)
+def test_stages_share_a_thread_but_for_those_that_wait_for_others(
+    waiting: tuple[int, ...], threads: tuple[tuple[int, ...], ...]
+) -> None:
+    node = source()
+    for stage in range(3):
+        node = node.then(Waiting() if stage in waiting else Recording())
+        node = spread(node) if stage < 2 else node
+    assert stage_graph(node).threads == threads
+
+
+def test_functions_of_the_user_and_spark_s_own_code_have_a_thread_of_their_own() -> None:
+    assert all(each.blocks for each in (CatalystProject, MapInArrow, TransformWithState, UserFunctions))
+    assert not any(each.blocks for each in (Deduplicate, Filter, Project, StreamJoin, Union))
+    count = accumulator_of(Aggregate("count"), None)
+    for accumulator, blocks in ((count, False), (CatalystAggregate("a", pa.int64(), b"", conditional=False), True)):
+        counted = Aggregated("a", accumulator, None)
+        operator = WindowAggregate(NUMBERS, NoWindow(), time=None, keys=(), aggregates=[counted], columns=["a"])
+        assert operator.blocks == blocks

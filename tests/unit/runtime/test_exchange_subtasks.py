@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
+import pyarrow as pa
 import pytest
 
 from headgate.protocol import messages as msg
@@ -26,6 +27,7 @@ from tests.unit.runtime.toy_query import (
     Running,
     ToyOperator,
     ToySource,
+    rows,
 )
 from tests.unit.runtime.two_stages import (
     CREDITS,
@@ -130,6 +132,34 @@ def test_an_aligned_barrier_passes_when_its_time_is_over(start: Start) -> None:
     numbers, (producer, consumer) = pair.checkpoint_in_flight(alignment_timeout_ms=30)
     found = numbers_in(pair, (*consumer.channels, *producer.channels))
     assert found[False] + found[True] == numbers
+
+
+def fail_at_a_row(pair: Pair) -> None:
+    pair.offer(13)
+
+
+def fail_at_a_mail(pair: Pair) -> None:
+    pair.runners[1].post(Mail(lambda: refuse_thirteen(rows(13))))
+
+
+def refuse_thirteen(batch: pa.RecordBatch) -> None:
+    if 13 in batch.column("n").to_pylist():
+        raise ValueError("thirteen")
+
+
+@pytest.mark.parametrize("fail", [fail_at_a_row, fail_at_a_mail])
+def test_an_error_of_a_stage_is_that_of_no_other(start: Start, fail: Callable[[Pair], None]) -> None:
+    """Whether they have a thread together or not: the other one goes on."""
+    pair = start(operator=ToyOperator(process=refuse_thirteen))
+    pair.offer(1)
+    wait_until(lambda: pair.sink.numbers == [1])
+    fail(pair)
+    wait_until(lambda: bool(pair.failures()))
+    pair.settle(0)
+    pair.settle(1)
+    assert [(each.stage, "thirteen" in each.error.message) for each in pair.failures()] == [(1, True)]
+    assert [each.subtask.execution is None for each in pair.runners.values()] == [False, True]
+    wait_until(lambda: not any(each.busy_since() for each in pair.runners.values()))
 
 
 @pytest.mark.parametrize("options", [{}, OFF], ids=["on", "off"])
@@ -410,7 +440,7 @@ def test_a_slot_that_ends_first_does_not_disturb_one_that_publishes(
     consumer = pair.runners[1].subtask._execution
     assert consumer is not None
     wait_until(lambda: consumer._finishing)
-    pair.threads[0].close(PATIENCE_S)
+    pair.runners[0].post(Mail(pair.runners[0].subtask.close))
     for _ in range(5):
         pair.settle(1)
     pair.sink.finished.set_result(None)

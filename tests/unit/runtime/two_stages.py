@@ -302,7 +302,7 @@ class Pair:
         split = self.source.reader.splits.get("a")
         return 0 if split is None else split.position
 
-    def failures(self) -> list[msg.FromSlot]:
+    def failures(self) -> list[msg.SubtaskFailed]:
         return [message for message in self.posted if isinstance(message, msg.SubtaskFailed)]
 
     def close(self) -> None:
@@ -336,8 +336,8 @@ def numbers_in(pair: Pair, channels: tuple[ChannelState, ...]) -> dict[bool, lis
 Start = Callable[..., Pair]
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
+@pytest.fixture(params=[((0,), (1,)), ((0, 1),)], ids=["two-threads", "one-thread"])
+def start(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Start]:
     made: list[Pair] = []
 
     def make(
@@ -347,9 +347,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
         *,
         connect: bool = True,
         memory_bytes: int = RECOVERY_MEMORY_BYTES,
-        threads: Sequence[Sequence[int]] = ((0,), (1,)),
     ) -> Pair:
-        made.append(Pair(tmp_path / str(len(made)), operator, feeding, options or {}, memory_bytes, threads))
+        made.append(Pair(tmp_path / str(len(made)), operator, feeding, options or {}, memory_bytes, request.param))
         made[-1].start(connect=connect)
         return made[-1]
 
