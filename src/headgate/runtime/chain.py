@@ -339,12 +339,8 @@ class StageChain:
             if taken is None:
                 return False
             source, batch, split = taken
-            left = self._few.take(source, batch, split, now_ms)
-            if left or self._waiting:  # what an error gave rise to comes first
-                self._slices.take(source, batch.num_rows)
-                self._waiting.extend(left)
+            if not self._count_few(source, batch.num_rows, self._few.take(source, batch, split, now_ms)):
                 return False
-            self._slices.entered[source] += batch.num_rows
             if self._entry:
                 now_ms = self._clock_ms()
                 if now_ms - began_ms >= MAIL_MS or self.ready() is not None:
@@ -486,9 +482,27 @@ class StageChain:
     def take_rows(self, source: str, batch: pa.RecordBatch, split: str) -> None:
         """Take rows of a source, which wait at the entry; or a slice of an exchange's."""
         if source in self._stage.inputs:
-            self._give(source, batch, split)
+            if not self._take_at_once(source, batch):
+                self._give(source, batch, split)
         elif batch.num_rows:
             self._entry.append(_Emitted(source, batch, split))
+
+    def _take_at_once(self, source: str, batch: pa.RecordBatch) -> bool:
+        """Take a slice of an exchange's through, if it is of few rows and all before it are; return whether it did."""
+        few, rows = self._few, batch.num_rows
+        if few is None or self._waiting or rows > FEW_ROWS or self.ready() is not None or not few.is_next():
+            return False
+        self._count_few(source, rows, few.take(source, batch, "", self._clock_ms()))
+        return True
+
+    def _count_few(self, source: str, rows: int, left: Sequence[Rows]) -> bool:
+        """Count rows that took the short way; return whether nothing of them is left to the long one."""
+        if not (left or self._waiting):
+            self._slices.entered[source] += rows
+            return True
+        self._slices.take(source, rows)
+        self._waiting.extend(left)  # after what an error gave rise to
+        return False
 
     def take_note(self, run: Callable[[], None]) -> None:
         """Queue something to do after the rows that came before it."""

@@ -182,12 +182,19 @@ class Mailboxes:
 
     def due_ms(self) -> int | None:
         """Return when the next timer of any is due, in milliseconds."""
-        return min((due_ms for each in self._all if (due_ms := each.due_ms()) is not None), default=None)
+        found: int | None = None
+        for each in self._all:
+            due_ms = each.due_ms()
+            if due_ms is not None and (found is None or due_ms < found):
+                found = due_ms
+        return found
 
     def begin_wait(self) -> bool:
         """Have the next mail write into the pipe, unless there is one; return whether there is none."""
-        waiting = [each.begin_wait() for each in self._all]
-        return all(waiting)
+        waits = True
+        for each in self._all:
+            waits = each.begin_wait() and waits
+        return waits
 
     def end_wait(self, written: bytes) -> None:
         """Take note of what was written into the pipe; nothing: it was waited for long enough."""

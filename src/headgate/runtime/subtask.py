@@ -119,20 +119,17 @@ class Subtask:
         """Answer the mail, then do one step of the execution; return whether there may be more at once."""
         if self._execution is not None and self._execution.time.rests:
             self._execution.time.go_on(self._services.work_ms())
-        self._goes_on = self._take_turn(now_ms)
-        return self._goes_on
-
-    def _take_turn(self, now_ms: int) -> bool:
         try:
             self._mailbox.run_mail(now_ms)
             execution = self._execution
-            if execution is None or execution.step(now_ms):
-                return execution is not None
+            self._goes_on = execution is not None and execution.step(now_ms)
         except BaseException as error:  # sys.exit() of a connector's, too, would end the thread without a word
             self._on_error(error)
+            self._goes_on = True
             return True
-        execution.time.rest(self._services.work_ms(), for_room=execution.lacks_room)
-        return False
+        if execution is not None and not self._goes_on:
+            execution.time.rest(self._services.work_ms(), for_room=execution.lacks_room)
+        return self._goes_on
 
     def fetching_since(self) -> float | None:
         """Return since when the oldest fetch of a reader blocks (monotonic seconds); None: none does. Any thread."""

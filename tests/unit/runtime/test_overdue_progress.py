@@ -6,7 +6,7 @@ import pytest
 
 from headgate.protocol import messages as msg
 from headgate.runtime.execution_context import SlotPlace, SlotServices
-from headgate.runtime.mailbox import Mailbox
+from headgate.runtime.mailbox import Mailboxes
 from headgate.runtime.subtask import Subtask
 from tests.unit.runtime.toy_query import ToySink, ToySource, toy_definition
 
@@ -18,7 +18,7 @@ def test_a_subtask_that_was_deployed_only_to_publish_is_not_taken_for_busy(suspe
     place = SlotPlace(run=1, slot=0, attempt=0, host="h", query_id="q", time_zone="UTC", checkpoint_location="/none")
     subtask = Subtask(
         toy_definition(ToySink(), {"a": ToySource()}), 0, place, SlotServices(work_ms=lambda: now[0]),
-        Mailbox(lambda: now[0]), lambda: now[0], posted.append, lambda execution: None, lambda handle: b"",
+        Mailboxes(lambda: now[0]).new(), lambda: now[0], posted.append, lambda execution: None, lambda handle: b"",
     )  # fmt: skip
     subtask.deliver(msg.Deploy(stage=0, execution=1, parallelism=1, suspended=suspended))
     while subtask.turn(now[0]):
