@@ -219,7 +219,7 @@ class GrantsAtOnce(Unchecked):
 
 
 def test_credit_before_recovery_is_over_is_found() -> None:
-    first_found(f"{ORDER}|{LOST}|{TWICE}", 158, {InputGate: GrantsAtOnce}, of=keyed)
+    first_found(f"{ORDER}|{LOST}|{TWICE}", 145, {InputGate: GrantsAtOnce}, of=keyed)
 
 
 class PassesWatermarks(Unchecked):
@@ -307,7 +307,7 @@ def test_output_before_input_is_found() -> None:
         }
         return back if options["on_downstream"] else assign_channels(channels, exchanges, **options)
 
-    first_found(ORDER, 158, {assign_channels: assign}, of=keyed)
+    first_found(ORDER, 118, {assign_channels: assign}, of=keyed)
 
 
 def test_new_rows_that_pass_recovered_ones_after_a_rescale_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

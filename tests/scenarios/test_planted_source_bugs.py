@@ -103,7 +103,7 @@ class EmitsThemLast(SourceInput):
 
 
 def test_rows_in_flight_that_come_after_those_that_are_read_on_are_found() -> None:
-    first_found("order: |lost: ", 10, {SourceInput: EmitsThemLast}, of=lambda each: is_slow(each) and each.is_keyed)
+    first_found("order: |lost: ", 49, {SourceInput: EmitsThemLast}, of=lambda each: is_slow(each) and each.is_keyed)
 
 
 class LeavesOutEnds(SourceInput):

@@ -140,7 +140,7 @@ class UploadsWhatItsStreamNamed(StateUploader):
 
 def test_a_loss_that_a_slot_hears_of_after_the_barrier_is_found() -> None:
     bugs = {Subtask: HearsOfLossByItsStream, StateUploader: UploadsWhatItsStreamNamed}
-    first_found("which was known to be gone", 145, bugs, of=loses_keyed_state, change=only_lost_files)
+    first_found("which was known to be gone", 215, bugs, of=loses_keyed_state, change=only_lost_files)
 
 
 class LeavesSavepoints(CheckpointCoordinator):

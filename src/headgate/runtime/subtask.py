@@ -117,8 +117,9 @@ class Subtask:
 
     def turn(self, now_ms: int) -> bool:
         """Answer the mail, then do one step of the execution; return whether there may be more at once."""
-        if self._execution is not None and self._execution.time.rests:
-            self._execution.time.go_on(self._services.work_ms())
+        execution = self._execution
+        if execution is not None:
+            execution.time.go_on(self._services.work_ms())
         try:
             self._mailbox.run_mail(now_ms)
             execution = self._execution
@@ -127,7 +128,7 @@ class Subtask:
             self._on_error(error)
             self._goes_on = True
             return True
-        if execution is not None and not self._goes_on:
+        if execution is not None:  # though it goes on: others may have the thread before
             execution.time.rest(self._services.work_ms(), for_room=execution.lacks_room)
         return self._goes_on
 
@@ -141,6 +142,8 @@ class Subtask:
         execution, last = self._execution, self._reported
         if execution is None or last is None or last.progress.execution != execution.number or not execution.reports:
             return None  # one that is suspended reports nothing, though nothing holds it up
+        if execution.time.rests:
+            return None  # a call of another one, on the same thread, lasts
         return overdue_progress(last, execution.under_way, self._services.work_ms(), PROGRESS_PERIOD_MS)
 
     def finish(self, finished: Future[None]) -> None:

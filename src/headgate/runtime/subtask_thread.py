@@ -10,6 +10,7 @@ Follows FLIP-27, "Reader Interface and Threading Model".
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -17,7 +18,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, Protocol
 
-from headgate.event_log import set_thread_context
+from headgate.event_log import describe, set_thread_context
 from headgate.graph.stage_graph import QueryDefinition
 from headgate.protocol import messages as msg
 from headgate.protocol.state import FileState
@@ -25,6 +26,8 @@ from headgate.runtime.clocks import monotonic_ms
 from headgate.runtime.execution_context import SlotPlace, SlotServices
 from headgate.runtime.mailbox import Mail, Mailbox, Mailboxes
 from headgate.runtime.subtask import Subtask
+
+_log = logging.getLogger(__name__)
 
 _LOOK_S = 0.2
 
@@ -94,7 +97,7 @@ class SubtaskThread:
 
     def _close_subtasks(self) -> None:
         for each in self.runners.values():
-            each.subtask.close()
+            each.close()
 
 
 class TakesTurns(Protocol):
@@ -181,6 +184,14 @@ class SubtaskRunner:
     def number(self) -> int:
         """The execution that was deployed last. Any thread."""
         return self.subtask.number
+
+    def close(self) -> None:
+        """Close what runs, whatever raises. On the thread."""
+        set_thread_context(**self._context)
+        try:
+            self.subtask.close()
+        except BaseException as error:  # sys.exit() of a connector's, too, would leave the others open
+            _log.warning("closing a subtask failed: %s", describe(error))
 
     def turn(self) -> bool:
         """Take a turn, if there is anything to do; return whether there may be more at once. On the thread."""

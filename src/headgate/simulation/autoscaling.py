@@ -19,7 +19,7 @@ from headgate.coordinator.autoscaler.autoscaler import (
     RescaleYielded,
     ShowDecision,
 )
-from headgate.coordinator.autoscaler.figures import FiguresObserved, SubtaskBusy
+from headgate.coordinator.autoscaler.figures import FiguresObserved, SubtaskBusy, busy_of_threads
 from headgate.coordinator.autoscaler.options import AutoscalerOptions
 from headgate.protocol.messages import CheckpointKind, SubtaskId, SubtaskProgress
 from headgate.simulation.clockwork import Process
@@ -143,5 +143,6 @@ class SimulatedAutoscaler(Process):
             self._before[key] = progress.execution, busy_ms
             if execution == progress.execution:
                 share = min(1.0, (busy_ms - before_ms) / max(1, elapsed_ms))
-                busy.append(SubtaskBusy(f"stage {key.stage}", key.subtask, share))
-        return tuple(busy)
+                busy.append((key.stage, key.subtask, share))
+        threads = self._cluster.definition.graph.threads
+        return busy_of_threads(busy, [(stages, f"stages {stages}") for stages in threads])

@@ -2,6 +2,8 @@
 
 Never: read a clock; count an instant twice, or not at all: what is not waited is busy, so that the three add up.
 
+A subtask also waits while others have the thread that it shares.
+
 A thread that waits while its outputs lack room is back-pressured, whether it has rows at hand or not: it may not ask.
 That splits are paused, since others of their alignment group lag, is counted beside it: the thread may do other work.
 

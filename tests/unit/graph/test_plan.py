@@ -18,7 +18,8 @@ from headgate.operators.exchange import Exchange
 from headgate.operators.filter import Filter
 from headgate.operators.map_in_arrow import MapInArrow
 from headgate.operators.project import Project
-from headgate.operators.stream_join.operator import StreamJoin
+from headgate.operators.stream_join.condition import PairCondition
+from headgate.operators.stream_join.operator import Side, StreamJoin
 from headgate.operators.transform_with_state.transform_with_state import TransformWithState
 from headgate.operators.union import Union
 from headgate.operators.user_functions import UserFunctions
@@ -194,6 +195,11 @@ def test_stages_share_a_thread_but_for_those_that_wait_for_others(
 def test_functions_of_the_user_and_spark_s_own_code_have_a_thread_of_their_own() -> None:
     assert all(each.blocks for each in (CatalystProject, MapInArrow, TransformWithState, UserFunctions))
     assert not any(each.blocks for each in (Deduplicate, Filter, Project, StreamJoin, Union))
+    is_there, side = call("isnotnull", Bound(0, NUMBERS.names[0])), Side(NUMBERS, (0,))
+    for steps in ([], [Recording()], [Recording(), Waiting()]):
+        condition = PairCondition(NUMBERS, steps, is_there, "UTC")
+        joined = StreamJoin(side, side, NUMBERS, "inner", condition)
+        assert joined.blocks == any(each.blocks for each in steps)
     count = accumulator_of(Aggregate("count"), None)
     for accumulator, blocks in ((count, False), (CatalystAggregate("a", pa.int64(), b"", conditional=False), True)):
         counted = Aggregated("a", accumulator, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
@@ -111,6 +112,21 @@ def test_the_stage_that_a_slow_one_holds_up_is_back_pressured_and_not_idle(start
     assert (received.buffer_pool_use, received.rows_sent, received.rows_received) == (None, 0, 0)
     pair.unblock()
     wait_until(lambda: isinstance(last := pair.posted[-1], msg.SubtaskProgress) and last.rows_received == QUEUED)
+
+
+def test_a_stage_is_not_busy_while_another_one_has_the_thread(start: Start) -> None:
+    """That which reads has little to do, and goes on after each row; the other one takes long for each."""
+    pair = start(operator=ToyOperator(process=lambda batch: time.sleep(0.02)))
+    for number in range(60):
+        pair.offer(number)
+        wait_until(lambda: pair.sink.numbers[-1:] == [number])  # noqa: B023
+    reads, takes_long = (
+        [each.time for each in pair.posted if isinstance(each, msg.SubtaskProgress) and each.stage == stage][-1]
+        for stage in (0, 1)
+    )
+    assert reads is not None and takes_long is not None
+    busy = [each.elapsed_ms - each.idle_ms - each.back_pressured_ms for each in (reads, takes_long)]
+    assert busy[0] < busy[1] / 2
 
 
 def test_an_aligned_checkpoint_holds_no_rows(start: Start) -> None:

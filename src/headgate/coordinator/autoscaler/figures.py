@@ -5,7 +5,7 @@ Never: ask anybody: what a snapshot does not know is None here, too.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -17,7 +17,7 @@ class SubtaskBusy(msgspec.Struct, frozen=True):
     Parameters
     ----------
     stage
-        What to call its stage.
+        What to call its stage, or those with which it shares a thread.
     subtask
         Its number in it.
     share
@@ -66,7 +66,11 @@ class FiguresObserved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def figures_of(
-    snapshot: Mapping[str, Any], *, bounded_by_splits: Collection[str], most_slots: int | None
+    snapshot: Mapping[str, Any],
+    *,
+    bounded_by_splits: Collection[str],
+    most_slots: int | None,
+    threads: Sequence[Sequence[int]],
 ) -> FiguresObserved:
     """Return the figures in a query's snapshot (`headgate.monitor.snapshot`).
 
@@ -79,6 +83,8 @@ def figures_of(
         where slots do more than read.
     most_slots
         As in `FiguresObserved`.
+    threads
+        Which stages share one (`headgate.graph.stage_graph.StageGraph.threads`): together they are as busy as it is.
     """
     sources, names = snapshot["sources"], {stage["stage"]: stage["name"] for stage in snapshot["stages"]}
     lags = [lag for lag in map(_lag_rows, sources) if lag is not None]
@@ -90,15 +96,34 @@ def figures_of(
         restarts=snapshot["restarts"]["count"],
         rows_read=sum(source["rowsRead"] or 0 for source in sources),
         lag_rows=sum(lags) if lags else None,
-        busy=tuple(
-            SubtaskBusy(names[each["stage"]], each["subtask"], each["busy"])
-            for each in snapshot["subtasks"]
-            if each["busy"] is not None
+        busy=busy_of_threads(
+            ((each["stage"], each["subtask"], each["busy"]) for each in snapshot["subtasks"]),
+            [(stages, ", ".join(names[stage] for stage in stages if stage in names)) for stages in threads],
         ),
         is_paused=any(source["pausedSplits"] for source in sources),
         num_splits=sum(splits) if is_bounded and splits else None,
         most_slots=most_slots,
     )
+
+
+def busy_of_threads(
+    busy: Iterable[tuple[int, int, float | None]], threads: Sequence[tuple[Sequence[int], str]]
+) -> tuple[SubtaskBusy, ...]:
+    """Return how busy threads are, of stages, subtasks and their shares; ``threads`` are their stages and names.
+
+    A thread of which a share is None, as that is not known, is left out.
+
+    Examples
+    --------
+    >>> busy_of_threads([(0, 7, 0.25), (1, 7, 0.5)], [((0, 1), "read, count")])
+    (SubtaskBusy(stage='read, count', subtask=7, share=0.75),)
+    """
+    name_of = {stage: name for stages, name in threads for stage in stages}
+    shares: dict[tuple[str, int], list[float | None]] = {}
+    for stage, subtask, share in busy:
+        shares.setdefault((name_of[stage], subtask), []).append(share)
+    known = ((key, [each for each in of if each is not None], len(of)) for key, of in shares.items())
+    return tuple(SubtaskBusy(*key, min(1.0, sum(of))) for key, of, count in known if len(of) == count)
 
 
 def _unfinished(snapshot: Mapping[str, Any]) -> Iterator[int]:

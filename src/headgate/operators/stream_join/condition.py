@@ -33,8 +33,12 @@ class PairCondition:
         The session's.
     """
 
+    blocks = False
+    """As `headgate.operators.operator.Operator.blocks`: whether a step does."""
+
     def __init__(self, schema: pa.Schema, steps: Sequence[Operator], node: Node, time_zone: str) -> None:
         self._steps = list(steps)
+        self.blocks = any(each.blocks for each in steps)
         self._schema = steps[-1].schema if steps else schema
         self._node = node
         self._time_zone = time_zone

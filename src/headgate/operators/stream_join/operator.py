@@ -136,6 +136,7 @@ class StreamJoin(KeyedOperator):
         self._both = pairs
         self._join = join
         self._condition = condition
+        self.blocks = condition is not None and condition.blocks
         self.schema = left.schema if join in ("semi", "anti") else self._both
         offsets = [side.offset_ms for side in self._sides if side.offset_ms is not None]
         self.watermark_delay_ms = max(0, -min(offsets, default=0))

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, assert_never
 
 import msgspec
@@ -65,7 +65,7 @@ class QueryAutoscaler:
         What to call it in the log.
     options
         The autoscaler's.
-    bounded_by_splits
+    bounded_by_splits, threads
         As for `figures_of`.
     most_slots
         Returns how many slots the session has room for now; None: that is unknown.
@@ -82,12 +82,13 @@ class QueryAutoscaler:
         name: str,
         options: AutoscalerOptions,
         bounded_by_splits: frozenset[str],
+        threads: Sequence[Sequence[int]],
         most_slots: Callable[[], int | None],
         rescale: Callable[[int, int], bool],
         is_changing: Callable[[], bool],
     ) -> None:
         self._query, self._name, self._options = query, name, options
-        self._bounded_by_splits, self._most_slots = bounded_by_splits, most_slots
+        self._bounded_by_splits, self._threads, self._most_slots = bounded_by_splits, threads, most_slots
         self._rescale, self._is_changing = rescale, is_changing
         # On the thread only:
         self._machine = Autoscaler(options)
@@ -128,6 +129,7 @@ class QueryAutoscaler:
                     self._query.snapshot(),
                     bounded_by_splits=self._bounded_by_splits,
                     most_slots=self._most_slots(),
+                    threads=self._threads,
                 )
                 if self._is_changing():
                     figures = msgspec.structs.replace(figures, is_settled=False)

@@ -425,6 +425,7 @@ class ContinuousQuery:
             self._shown_name,
             options,
             splits_bound(definition),
+            definition.graph.threads,
             partial(most_slots, self._spark, definition),
             self._rescale_from,
             self._changing.locked,

@@ -24,7 +24,19 @@ def snapshot(*sources: dict[str, Any], **different: Any) -> dict[str, Any]:
 
 
 def of(made: dict[str, Any], *bounded: str) -> FiguresObserved:
-    return figures_of(made, bounded_by_splits=bounded, most_slots=6)
+    return figures_of(made, bounded_by_splits=bounded, most_slots=6, threads=((0,), (1,)))
+
+
+def test_stages_that_share_a_thread_are_as_busy_as_it_is() -> None:
+    """One of which it is not known how busy it is says nothing of the others either."""
+    shares = [(0, 0, 0.25), (1, 0, 0.5), (0, 1, 0.75), (1, 1, 0.75), (0, 2, 0.5), (1, 2, None), (2, 0, 0.125)]
+    subtasks = [{"stage": stage, "subtask": subtask, "busy": share} for stage, subtask, share in shares]
+    stages = [{"stage": stage, "name": name} for stage, name in enumerate(("read", "udf", "count"))]
+    made = snapshot(source(), subtasks=subtasks, stages=stages)
+    figures = figures_of(made, bounded_by_splits=(), most_slots=6, threads=((0, 1), (2,)))
+    assert figures.busy == (
+        SubtaskBusy("read, udf", 0, 0.75), SubtaskBusy("read, udf", 1, 1.0), SubtaskBusy("count", 0, 0.125),
+    )  # fmt: skip
 
 
 def test_figures_of_a_query_that_runs() -> None:
