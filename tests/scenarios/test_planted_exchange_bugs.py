@@ -86,7 +86,7 @@ def test_a_checkpoint_before_the_old_recovery_is_over_is_found(monkeypatch: pyte
     """With both switches off a checkpoint is taken although buffers are still filtered when they are processed."""
     monkeypatch.setattr(execution, "checkpoints_during_recovery", lambda options: True)
     off = lambda each: any(not switches.on_downstream for switches in each.switches)  # noqa: E731
-    first_found(f"{ANOTHERS}|{TWICE}|{ORDER}", 3161, {InputGate: Unchecked}, of=off)
+    first_found(f"{ANOTHERS}|{TWICE}|{ORDER}", 3539, {InputGate: Unchecked}, of=off)
 
 
 # Bugs of public tickets.
@@ -106,7 +106,7 @@ class ForgetsWhenConnected(Unchecked):
 
 
 def test_flink_38544_records_lost_when_channels_are_rewired_is_found() -> None:
-    first_found(LOST, 0, {InputGate: ForgetsWhenConnected}, of=keyed)
+    first_found(LOST, 3, {InputGate: ForgetsWhenConnected}, of=keyed)
 
 
 def test_flink_31963_a_stateless_stage_beside_an_exchange_is_found() -> None:
@@ -219,7 +219,7 @@ class GrantsAtOnce(Unchecked):
 
 
 def test_credit_before_recovery_is_over_is_found() -> None:
-    first_found(f"{ORDER}|{LOST}|{TWICE}", 145, {InputGate: GrantsAtOnce}, of=keyed)
+    first_found(f"{ORDER}|{LOST}|{TWICE}", 174, {InputGate: GrantsAtOnce}, of=keyed)
 
 
 class PassesWatermarks(Unchecked):

@@ -298,7 +298,7 @@ class Execution:
                 busy = self._handle(begun or self._chain_empty(room, barrier_waits))
         self.lacks_room = bool(blocked)
         if not busy and not self.context.mailbox.has_mail:
-            busy = any(each.rest() for each in self._outputs.values())  # then there may be no room any more
+            busy = self._rest()
         if not busy:
             self._await(blocked)
         return busy
@@ -313,9 +313,14 @@ class Execution:
         for each in self.inputs.values():
             busy = busy or each.owes_report
         self.lacks_room = False
-        for output in () if busy else self._outputs.values():
-            busy = output.rest() or busy
-        return busy
+        return busy or (bool(self._outputs) and self._rest())
+
+    def _rest(self) -> bool:
+        """Send what need not wait, as there is nothing else to do; return whether not all take rows any more."""
+        sent = False
+        for each in self._outputs.values():
+            sent = each.rest() or sent
+        return sent and self._room()[0] is not loop.Room.ALL
 
     def _chain_empty(self, room: loop.Room, barrier_waits: bool) -> loop.ChainEmpty:
         """Return what the loop must know when no slice that was begun waits."""

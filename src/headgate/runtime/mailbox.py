@@ -174,7 +174,7 @@ class Mailboxes:
         """Wait until there is a mail in any, a signal is given or a timer is due; called on the thread."""
         due_ms = self.due_ms()
         timeout_ms = None if due_ms is None else max(0, due_ms - self._now_ms())
-        self.end_wait(self._pipe.wait(timeout_ms) if self.begin_wait() else b"")
+        self.end_wait(self._pipe.wait(timeout_ms if self.begin_wait() else 0))
 
     def look(self) -> None:
         """Look for signals without a wait: by a thread that has something to do."""

@@ -209,8 +209,8 @@ class SubtaskProcess:
 
     def turn(self) -> bool:
         """Take a turn, if there is anything to do; return whether there may be more at once."""
-        if not self.subtask.is_due(self.now_ms()):
-            return False
+        if not (self._slot.alive and self.subtask.is_due(self.now_ms())):
+            return False  # it may have died in the turn of another one
         self.count_quiet()
         self._cluster.acting = self
         try:
