@@ -19,7 +19,7 @@ from tests.seeds import FAILED
 
 SCHEDULES, EVENTS, FAULTS = 2_000, 200, 3
 SEEDS = 2_400  # some end before so much has happened
-OF_A_COMMIT = 250
+OF_A_COMMIT = 300  # 250 may meet a pair too few
 FIXED = 80
 
 
@@ -54,8 +54,7 @@ def test_this_commits_schedules_hold_and_converge() -> None:
     `tests/scenarios/test_simulated_cluster.py::test_fixed_schedules_and_those_that_once_failed_hold_and_converge` too,
     unless only few schedules show it.
     """
-    # So many seeds meet 80 to 82.5 %, which ones they are and how turns are taken making the difference.
-    assert_share_of_schedules_holds(search.rotating(OF_A_COMMIT, SEEDS), 0.8, 0.78)
+    assert_share_of_schedules_holds(search.rotating(OF_A_COMMIT, SEEDS), 0.8, 0.8)
 
 
 def assert_share_of_schedules_holds(seeds: Collection[int], eventful_share: float, share: float) -> None:
