@@ -195,6 +195,10 @@ class StageGraph:
         shared = tuple(each.number for each in self.stages if each.number not in blocking)
         return tuple(sorted(each for each in (shared, *((number,) for number in blocking)) if each))
 
+    def sharing_thread(self, stage: int) -> tuple[int, ...]:
+        """Return the numbers of the stages that share the thread of a stage, its own among them."""
+        return next(each for each in self.threads if stage in each)
+
     @cached_property
     def late_rows_of(self) -> tuple[str, pa.Schema] | None:
         """The uid of the first operator to which rows can come too late, and their columns; None: there is none."""

@@ -301,7 +301,7 @@ class SlotRuntime:
 
     def _deliver(self, message: Any) -> None:
         if message.stage not in self._runners:
-            self._start_thread(next(each for each in self._definition.graph.threads if message.stage in each))
+            self._start_thread(self._definition.graph.sharing_thread(message.stage))
         self._runners[message.stage].deliver(message)
 
     def _start_thread(self, stages: Sequence[int]) -> None:

@@ -56,7 +56,6 @@ class SlotProcess(SlotOfSubtasks):
         self._threads: list[SimulatedThread] = []
         self._connections: dict[int, Connection] = {}
         self._slot_wake_ms: int | None = None
-        self.has_exited = False
         self.crash_in: int | None = None
         """After how many more of its messages and orders the process dies; None: it does not."""
         self.fail_uploads = 0
@@ -180,7 +179,6 @@ class SlotProcess(SlotOfSubtasks):
         return next(number for number, each in self._connections.items() if each is connection)
 
     def _exit(self, reason: str | None) -> None:
-        self.has_exited = True
         for thread in self._threads:
             thread.is_over = True
         for connection in self._connections.values():
@@ -212,7 +210,7 @@ class SlotProcess(SlotOfSubtasks):
     def _deliver(self, message: Any) -> None:
         stage = message.stage
         if stage not in self.subtasks:
-            self._start_thread(next(each for each in self.cluster.definition.graph.threads if stage in each))
+            self._start_thread(self.cluster.definition.graph.sharing_thread(stage))
         self.subtasks[stage].deliver(message)
 
     def _start_thread(self, stages: Sequence[int]) -> None:

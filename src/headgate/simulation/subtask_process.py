@@ -45,7 +45,6 @@ class SlotOfSubtasks(Process):
     slot: int
     attempt: int
     storage: SlotStorage
-    has_exited: bool
 
     def post(self, message: msg.FromSlot) -> None:
         """Send a subtask's message."""
