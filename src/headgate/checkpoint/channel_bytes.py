@@ -28,6 +28,8 @@ from headgate.source.serialization import VersionedSerializer
 
 VERSION = 1
 _CHANNEL, _SPLIT = b"headgate.channel", b"headgate.split"
+_END = b"\xff\xff\xff\xff\0\0\0\0"
+"""Of an IPC stream."""
 
 
 class _ChannelHeader(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +57,7 @@ HeaderT = TypeVar("HeaderT", _ChannelHeader, _SplitHeader)
 
 def channel_chunks(
     channel: ChannelId, schema: pa.Schema, batches: Iterable[pa.RecordBatch], *, buffers: int, rows: int, output: bool
-) -> Iterator[bytes]:
+) -> Iterator[pa.Buffer]:
     """Return the bytes of a channel's buffers, one by one: no more than one buffer is held at a time.
 
     Parameters
@@ -84,49 +86,19 @@ def channel_chunks(
 
 def split_chunks(
     source: str, split_id: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch], *, buffers: int, rows: int
-) -> Iterator[bytes]:
+) -> Iterator[pa.Buffer]:
     """Return the bytes of rows that the reader of a split emitted, as `channel_chunks` does of a channel's."""
     header = _SplitHeader(source=source, split=split_id, buffers=buffers, rows=rows)
     return _chunks(_SPLIT, _split_serializer(source, split_id).serialize(header), schema, batches)
 
 
-def _chunks(key: bytes, header: bytes, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
-    metadata = {**(schema.metadata or {}), key: header}
-    sink = _Sink()
-    with pa.ipc.new_stream(pa.PythonFile(sink, mode="w"), schema.with_metadata(metadata)) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
-            del batch
-            yield sink.take()
-    yield sink.take()
-
-
-class _Sink:
-    """What Arrow writes, until it is taken."""
-
-    closed = False
-
-    def __init__(self) -> None:
-        self._written: list[bytes] = []
-        self._size_bytes = 0
-
-    def write(self, data: bytes) -> int:
-        self._written.append(bytes(data))
-        self._size_bytes += len(data)
-        return len(data)
-
-    def tell(self) -> int:
-        return self._size_bytes
-
-    def flush(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-    def take(self) -> bytes:
-        written, self._written = self._written, []
-        return b"".join(written)
+def _chunks(key: bytes, header: bytes, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Buffer]:
+    """Yield an IPC stream, message by message: Arrow makes each without Python's lock, and nothing is copied."""
+    yield schema.with_metadata({**(schema.metadata or {}), key: header}).serialize()
+    for batch in batches:
+        yield batch.serialize()
+        del batch
+    yield pa.py_buffer(_END)
 
 
 def read_channel(data: bytes | pa.NativeFile, channel: ChannelId, *, output: bool) -> Iterator[pa.RecordBatch]:
