@@ -9,7 +9,8 @@ Rows are counted from when an engine is running: for Headgate from when all its 
 Structured Streaming from the end of its first micro-batch to the end of that with the last row. For Flink, whose jobs
 are asked for their time, it is the whole job, in a Java that is warm.
 
-checkpoints-100ms counts by key, in output mode update, with a checkpoint every 100 ms, beside one at the end only.
+checkpoints-100ms counts by key, in output mode update, with a checkpoint every 100 ms, beside one at the end only; with
+-aligned barriers wait for 20 ms at most before they pass rows (aligned-checkpoint-timeout).
 
 exchange-p99 is the time from produce to consume as in the bench latency, with an exchange between: beside the same with
 exchange.buffer-timeout 0, that is without coalescing.
@@ -46,7 +47,8 @@ from local.kafka import Broker, running_broker
 SUMMARY = "keyed windows, generated rows and Kafka JSON; what coalescing costs"
 ROWS, QUICK_ROWS = 10_000_000, 2_000_000
 JSON_ROWS, QUICK_JSON_ROWS = 2_000_000, 300_000
-CASES = ("window", "json-window", "checkpoints-100ms", "exchange-p99")
+OFTEN = ("checkpoints-100ms", "checkpoints-100ms-aligned")
+CASES = ("window", "json-window", *OFTEN, "exchange-p99")
 BATCH_ROWS = 1_000_000
 PATIENCE_S = 300
 _NOTE = "<qqq"
@@ -113,10 +115,11 @@ def _generated(spark: SparkSession, rows: int, *, skewed: bool = False) -> float
     return _rate(windows(_numbered(spark, rows, skewed=skewed)), rows, over_us(rows), skewed=skewed)
 
 
-def _updated(spark: SparkSession, rows: int, interval: str) -> float:
+def _updated(spark: SparkSession, rows: int, interval: str, aligned_ms: int = 0) -> float:
     """Return rows/s of a query that counts generated rows by key, with a checkpoint every so often."""
     counts = _numbered(spark, rows).groupBy("key").agg(F.sum("v").alias("total"), F.count("*").alias("n"))
     writer = headgate.continuous(counts, parallelism=CORES).writeStream.format("noop").outputMode("update")
+    writer = writer.option("execution.checkpointing.aligned-checkpoint-timeout", f"{aligned_ms} milliseconds")
     with tempfile.TemporaryDirectory(dir=CACHE, prefix="checkpoint-") as checkpoints:
         query = writer.option("checkpointLocation", checkpoints).trigger(continuous=interval).start()
         began_ns = _began_ns(query)
@@ -184,7 +187,7 @@ def run(arguments: argparse.Namespace) -> None:
     results = []
     with contextlib.ExitStack() as stack:
         broker = None
-        if set(wanted) - {"window", "checkpoints-100ms"}:
+        if set(wanted) - {"window", *OFTEN}:
             broker = stack.enter_context(running_broker(CACHE / "kafka"))
         flink = stack.enter_context(running_flink()) if arguments.peer == "flink" else None
         spark = session("keyed", jars=spark_kafka())
@@ -223,9 +226,10 @@ def _cases(
             partial(latency.measure_latency, spark, broker, side, load, {}) for side in (COALESCED, AT_ONCE)
         )
         return [Case(name, with_it, without, "without coalescing", unit="ms")]
-    if name == "checkpoints-100ms":
-        rows = arguments.rows or (QUICK_ROWS if quick else ROWS)
-        often, once = (partial(_updated, spark, 4 * rows, interval) for interval in ("100 milliseconds", "1 hour"))
+    if name in OFTEN:
+        rows = 4 * (arguments.rows or (QUICK_ROWS if quick else ROWS))
+        often = partial(_updated, spark, rows, "100 milliseconds", aligned_ms=0 if name == OFTEN[0] else 20)
+        once = partial(_updated, spark, rows, "1 hour")
         return [Case(name, often, once, "a checkpoint at the end", unit="rows/s")]
     flinks = None
     if name == "window":

@@ -22,7 +22,7 @@ from typing import Literal, TypeVar
 import msgspec
 import pyarrow as pa
 
-from headgate.errors import CorruptStateError
+from headgate.errors import CorruptStateError, InternalError
 from headgate.protocol.channels import ChannelId
 from headgate.source.serialization import VersionedSerializer
 
@@ -93,9 +93,11 @@ def split_chunks(
 
 
 def _chunks(key: bytes, header: bytes, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Buffer]:
-    """Yield an IPC stream, message by message: Arrow makes each without Python's lock, and nothing is copied."""
+    """Yield an IPC stream, message by message, which Arrow makes without Python's lock."""
     yield schema.with_metadata({**(schema.metadata or {}), key: header}).serialize()
     for batch in batches:
+        if not batch.schema.equals(schema):
+            raise InternalError(f"Rows of another schema are to be stored: {batch.schema} instead of {schema}.")
         yield batch.serialize()
         del batch
     yield pa.py_buffer(_END)

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from headgate.checkpoint.channel_bytes import channel_chunks, read_channel, read_split, split_chunks
-from headgate.errors import CorruptStateError, StoredStateError, UnsupportedVersionError
+from headgate.errors import CorruptStateError, InternalError, StoredStateError, UnsupportedVersionError
 from headgate.protocol.channels import ChannelId
 
 GOLDEN = Path(__file__).parents[2] / "golden/channel-state-v1.arrows"
@@ -175,6 +175,13 @@ def test_rows_of_a_split_come_back_and_another_splits_are_refused() -> None:
         read_channel(data, ChannelId("rides", 0, 0), output=False)
     with pytest.raises(CorruptStateError, match="expected 3 buffers with 13 rows"):
         list(read_split(b"".join(split_chunks("rides", "a", schema, batches, buffers=3, rows=13)), "rides", "a"))
+
+
+def test_rows_of_another_schema_are_not_written() -> None:
+    """Their bytes would be read as those of the exchange's columns."""
+    other = pa.record_batch({"n": pa.array([1, 2, 3], pa.int64())})
+    with pytest.raises(InternalError, match="Rows of another schema are to be stored: n: int64 instead of n: int32"):
+        write_channel(CHANNEL, pa.schema({"n": pa.int32()}), [other], output=True)
 
 
 def test_the_golden_bytes_of_a_split_are_read() -> None:
