@@ -112,7 +112,7 @@ class FileStore:
         except OSError as error:
             raise failed("read", path, error) from error
 
-    def write_chunks(self, name: str, chunks: Iterable[bytes]) -> None:
+    def write_chunks(self, name: str, chunks: Iterable[bytes | pa.Buffer]) -> None:
         """Make a file durable that is made piece by piece, none of which is held; one that is there is replaced."""
         path = self.path(name)
         try:
@@ -174,7 +174,7 @@ class FileStore:
     def _write(self, path: str, data: bytes) -> None:
         self._write_chunks(path, (data,))
 
-    def _write_chunks(self, path: str, chunks: Iterable[bytes]) -> None:
+    def _write_chunks(self, path: str, chunks: Iterable[bytes | pa.Buffer]) -> None:
         self._fs.create_dir(posixpath.dirname(path), recursive=True)
         if self._fs.type_name in _WHOLE_WHEN_CLOSED:
             with self._fs.open_output_stream(path) as stream:
@@ -202,7 +202,7 @@ class LocalStore(FileStore):
 
     is_local = True
 
-    def _write_chunks(self, path: str, chunks: Iterable[bytes]) -> None:
+    def _write_chunks(self, path: str, chunks: Iterable[bytes | pa.Buffer]) -> None:
         temporary = self._write_temporary(path, chunks)
         os.replace(temporary, path)
         _sync_folder(posixpath.dirname(path))
@@ -228,7 +228,7 @@ class LocalStore(FileStore):
         os.unlink(path)
         _sync_folder(posixpath.dirname(path))
 
-    def _write_temporary(self, path: str, chunks: Iterable[bytes]) -> str:
+    def _write_temporary(self, path: str, chunks: Iterable[bytes | pa.Buffer]) -> str:
         _make_folder(posixpath.dirname(path))
         temporary = _temporary(path)
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
@@ -257,7 +257,7 @@ class S3Store(FileStore):
     def _write(self, path: str, data: bytes) -> None:
         self._put(path, data, {})
 
-    def _write_chunks(self, path: str, chunks: Iterable[bytes]) -> None:
+    def _write_chunks(self, path: str, chunks: Iterable[bytes | pa.Buffer]) -> None:
         with tempfile.TemporaryFile() as file:  # one PUT, which must know the length
             for chunk in chunks:
                 file.write(chunk)

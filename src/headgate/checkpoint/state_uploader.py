@@ -57,7 +57,9 @@ class StateStorage(Protocol):
     def write_shared(self, uid: str, chunk_id: str, data: bytes, inline_bytes: int) -> StateHandle:
         """Make a chunk of an operator's keyed state durable, or rows in flight of a source's split."""
 
-    def write_state(self, checkpoint_id: int, name: str, data: Iterator[bytes], inline_bytes: int) -> StateHandle:
+    def write_state(
+        self, checkpoint_id: int, name: str, data: Iterator[bytes | pa.Buffer], inline_bytes: int
+    ) -> StateHandle:
         """Make state of one checkpoint durable."""
 
     def open_state(self, handle: StateHandle) -> pa.NativeFile:
@@ -177,7 +179,7 @@ class StateUploader:
         return mapped(gathered(futures), lambda stored: KeyedState(chunks=tuple(stored)))
 
     def store_rows(
-        self, checkpoint_id: int, name: str, chunks: Callable[[], Iterator[bytes]], inline_bytes: int
+        self, checkpoint_id: int, name: str, chunks: Callable[[], Iterator[bytes | pa.Buffer]], inline_bytes: int
     ) -> Future[StateHandle]:
         """Store rows in flight in one file, for this checkpoint alone; in the manifest if it is small.
 
@@ -197,7 +199,12 @@ class StateUploader:
             )
 
     def store_split(
-        self, uid: str, checkpoint_id: int, name: str, chunks: Callable[[], Iterator[bytes]], inline_bytes: int
+        self,
+        uid: str,
+        checkpoint_id: int,
+        name: str,
+        chunks: Callable[[], Iterator[bytes | pa.Buffer]],
+        inline_bytes: int,
     ) -> Future[StateHandle]:
         """Store rows in flight of a split of a source; later checkpoints may name them while nobody has the split.
 
@@ -228,7 +235,9 @@ class StateUploader:
         with self._lock:
             return self._submit_locked(read)
 
-    def _wanted(self, checkpoint_id: int, chunks: Callable[[], Iterator[bytes]]) -> Iterator[bytes]:
+    def _wanted(
+        self, checkpoint_id: int, chunks: Callable[[], Iterator[bytes | pa.Buffer]]
+    ) -> Iterator[bytes | pa.Buffer]:
         """Yield what is to be stored of a checkpoint, as long as anybody wants it."""
 
         def check() -> None:

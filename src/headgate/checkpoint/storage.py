@@ -110,7 +110,7 @@ class CheckpointStorage:
     # Writing.
 
     def write_state(
-        self, checkpoint_id: int, name: str, data: bytes | Iterator[bytes], inline_bytes: int = INLINE_BYTES
+        self, checkpoint_id: int, name: str, data: bytes | Iterator[bytes | pa.Buffer], inline_bytes: int = INLINE_BYTES
     ) -> StateHandle:
         """Make state of one checkpoint durable; it is in the manifest itself if it is small.
 
@@ -123,24 +123,24 @@ class CheckpointStorage:
         """Make a chunk of keyed state, or rows in flight of a split, durable for as long as a checkpoint names it."""
         return self._write_file(shared_file(uid, chunk_id), data, inline_bytes)
 
-    def _write_file(self, path: str, data: bytes | Iterator[bytes], inline_bytes: int) -> StateHandle:
+    def _write_file(self, path: str, data: bytes | Iterator[bytes | pa.Buffer], inline_bytes: int) -> StateHandle:
         if isinstance(data, bytes):
             if len(data) <= inline_bytes:
                 return InlineState(data)
             self.store.write(path, data)
             return FileState(path, len(data), zlib.crc32(data))
-        first = b""
+        first: list[bytes | pa.Buffer] = []
         for chunk in data:
-            first += chunk
-            if len(first) > inline_bytes:
+            first.append(chunk)
+            if sum(map(len, first)) > inline_bytes:
                 break
         else:
-            return InlineState(first)
+            return InlineState(b"".join(first))
         size_bytes = crc32 = 0
 
-        def counted() -> Iterator[bytes]:
+        def counted() -> Iterator[bytes | pa.Buffer]:
             nonlocal size_bytes, crc32
-            for chunk in itertools.chain((first,), data):
+            for chunk in itertools.chain(first, data):
                 size_bytes, crc32 = size_bytes + len(chunk), zlib.crc32(chunk, crc32)
                 yield chunk
 

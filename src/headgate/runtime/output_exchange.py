@@ -43,10 +43,10 @@ from headgate.transport.data_plane import DataPlane, ProducerLink
 MAX_QUEUED_BUFFERS = 8
 """A subtask whose queues hold so many buffers for each consumer waits for room."""
 _QUEUED_SHARE = 4
-"""So does one whose queues hold this part of `exchange.memory`, all of them together, .."""
+"""So does one whose queues hold this part of `exchange.memory`, all of them together."""
 _QUEUED_FOR_EACH = 2
-""".. or this part of a full buffer for each consumer, which has several of them at hand: all that waits is written with
-an unaligned checkpoint."""
+"""So does one whose queues hold this part of a full buffer for each consumer, which has several of them at hand: what
+waits is written with each unaligned checkpoint."""
 
 OnStored = Callable[[int, Mapping[ChannelId, Sequence[Buffer]]], None]
 """Takes a checkpoint's number and the channel state of this output, all of it."""

@@ -135,7 +135,7 @@ def store_splits(
     def stored(number: int, split_id: str, batches: Sequence[pa.RecordBatch]) -> Future[InFlightRows]:
         rows = sum(batch.num_rows for batch in batches)
 
-        def chunks() -> Iterator[bytes]:
+        def chunks() -> Iterator[pa.Buffer]:
             return split_chunks(source, split_id, schema, batches, buffers=len(batches), rows=rows)
 
         handle = uploader.store_split(
@@ -181,7 +181,7 @@ class _ChannelsFile:
         self._output = output
         self._written: list[_Written] = []
 
-    def chunks(self) -> Iterator[bytes]:
+    def chunks(self) -> Iterator[pa.Buffer]:
         """Yield the file's bytes, no more than a buffer at a time. Called once, on an uploader's thread."""
         offset = 0
         while self._left:
@@ -191,7 +191,7 @@ class _ChannelsFile:
             self._written.append(written)
             offset += written.length
 
-    def _channel_chunks(self, written: _Written, held: Sequence[StoredRows]) -> Iterator[bytes]:
+    def _channel_chunks(self, written: _Written, held: Sequence[StoredRows]) -> Iterator[pa.Buffer]:
         def batches() -> Iterator[pa.RecordBatch]:
             for each in held:
                 batch = each.read()

@@ -75,7 +75,9 @@ class SlotStorage:
         self._fail_if(self._machine.upload_fails())
         return self._storage.write_shared(uid, chunk_id, data, min(inline_bytes, _INLINE_BYTES))
 
-    def write_state(self, checkpoint_id: int, name: str, data: Iterator[bytes], inline_bytes: int) -> StateHandle:
+    def write_state(
+        self, checkpoint_id: int, name: str, data: Iterator[bytes | pa.Buffer], inline_bytes: int
+    ) -> StateHandle:
         """Make channel state durable."""
         self._fail_if(self._machine.upload_fails())
         return self._storage.write_state(checkpoint_id, name, data, min(inline_bytes, _INLINE_BYTES))
